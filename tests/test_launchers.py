@@ -1081,17 +1081,17 @@ def test_options_that_hide_experts_have_one_prediction(model, launcher, fields):
     assert min(steps) <= min([result.step_time, *seconds]) * (1 + 1e-9)
 
 
-LONG = ["-m", "llama3-70b", "-y", "h100", "--launcher", "torchtitan"]
-PIPELINE = ["-s", "1f1b", "-P", 4, "-M", 16, "--minibatch", 16]
-SHARDS = ["--data-parallel", 8, "--zero", 1, "--tensor-parallel", 8, "--sequence-parallel"]
+UNEVEN = ["-m", "llama3-70b", "-y", "h100", "--launcher", "torchtitan"]
+ONE_PIPE = ["-s", "1f1b", "-P", 4, "-M", 16, "--minibatch", 16]
+SHARDED = ["--data-parallel", 8, "--zero", 1, "--tensor-parallel", 8, "--sequence-parallel"]
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        ["explain", *PIPELINE, *LONG, *SHARDS, "--schedules", "1f1b"],
-        ["tune", "layers", *PIPELINE, *LONG, *SHARDS, "--recompute", "full"],
-        ["plan", *LONG, "--gpus", 32, "--minibatch", 64, "--pipeline", 4, "--tensor", 8],
+        ["explain", *ONE_PIPE, *UNEVEN, *SHARDED, "--schedules", "1f1b"],
+        ["tune", "layers", *ONE_PIPE, *UNEVEN, *SHARDED, "--recompute", "full"],
+        ["plan", *UNEVEN, "--gpus", 32, "--minibatch", 64, "--pipeline", 4, "--tensor", 8],
     ],
     ids=lambda line: line[0],
 )

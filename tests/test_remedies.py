@@ -332,7 +332,7 @@ def test_a_command_puts_one_launcher_first(answer, mistake):
         ("DeepSpeed", False, "-m gpt3-175b -P 4 -M 16 --tensor-parallel 8 --recompute full"),
         ("Megatron-LM", True, "-m llama3-8b -P 4 -M 16 --tensor-parallel 2 --zero 1"),
         ("torchtitan", True, "-m llama3-8b -P 4 -M 8 --recompute full"),
-        ("Megatron-LM", False, "-m llama3-8b -P 2 -M 16 --zero 1 --overlap 1 --recompute full"),
+        ("Megatron-LM", True, "-m llama3-8b -P 2 -M 16 --zero 1 --overlap 1 --recompute full"),
         ("Megatron-LM", True, "-m llama3-8b -P 4 -M 8 --tensor-parallel 2 --recompute full"),
         ("Megatron-LM", True, "-m llama3-8b -P 8 -M 8 --tensor-parallel 2 --zero 1"),
     ],

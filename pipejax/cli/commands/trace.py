@@ -96,10 +96,8 @@ def trace(
     table = pj.costing.TableFile(str(folder / _table_name(analysis)))
     costs = pj.costing.CostsFile(str(folder / "costs.json"))
     saved = pj.Scenario(table, costs=costs, link=analysis.replay.links)
-    finding = analysis.finding
-    selected = {}
-    if finding is not None and finding.kind == "step":
-        selected["only_steps"] = finding.name
+    odd = analysis.finding
+    selected = {"only_steps": odd.name} if odd is not None and odd.kind == "step" else {}
     command = command_line("trace", written_but("save") | selected)
     result = _as_json(analysis, saved, command)
     save.save(lambda draft: _save(draft, analysis))

@@ -56,10 +56,7 @@ def layout_json(
 def launch_lines(
     launches: "Iterable[pj.results.Launch]", *, full: bool = False, short: bool = False
 ) -> Iterator[Text]:
-    """Yield the options of each launcher; of one that lacks a feature only with `full`.
-
-    With `short`, for a first screen, long values are cut.
-    """
+    """Yield each launcher's options, if it lacks features with `full`; `short` cuts long values."""
     for launch in launches:
         lacks = f"lacks {'; '.join(launch.lacks)}" if launch.lacks else ""
         options = launch.text if full or not lacks else ""

@@ -17,12 +17,7 @@ from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.costs.edits import Microbatches, ScaledTimes
 from pipejax.costs.model.launchers import COMBINED, LAUNCHERS
 from pipejax.costs.model.stack import load_stack
-from pipejax.costs.model.workload import (
-    Workload,
-    assign_layers,
-    model_parts,
-    with_stage_layers,
-)
+from pipejax.costs.model.workload import Workload, assign_layers, model_parts, with_stage_layers
 from pipejax.costs.scaling import GROUPS
 from pipejax.costs.sources import HALVED
 from pipejax.costs.topology import places_on
@@ -34,7 +29,13 @@ from pipejax.search.orders.microbatches import MicrobatchSearch
 from pipejax.search.orders.places import PlacementSearch
 from pipejax.search.orders.transfers import messages
 from pipejax.search.partition.partition import layers as split_layers
-from pipejax.search.remedies.candidates import Candidate, Memory, TableSearch, restage_layers
+from pipejax.search.remedies.candidates import (
+    Candidate,
+    Memory,
+    TableSearch,
+    restage_layers,
+    step_launchers,
+)
 from pipejax.search.schedule.optimize import optimize
 from pipejax.search.schedule.problem import LINKS_OF_SEARCH
 
@@ -147,13 +148,11 @@ def _edge_rules(old: Candidate, new: Candidate) -> list[str]:
 
 def _link_rules(old: Candidate, new: Candidate) -> list[str]:
     """Return rules that keep a slow measured link between its two workers; none without one."""
-    # Measured messages go with stage boundaries. If the link between workers 1 and 2 is slow, a V
-    # of 8 stages on 4 workers has it at boundaries 1 and 5, a loop too; that between workers 0 and
-    # 1 is at 0 and 6 of the V, but at 0 and 4 of the loop.
+    # Measured messages go with stage boundaries. With 8 stages, those between workers 0 and 1 of 4
+    # are at boundaries 0 and 4 of a loop, but at 0 and 6 of a V.
     slow = next((fault.link for fault in old.faults if fault.kind == "link"), None)
-    scenario = old.scenario
-    is_measured = scenario.source.workload is None and scenario.placed is None
-    if slow is None or not is_measured or new.table.num_pipes > 1:
+    is_modelled = old.scenario.source.workload is not None or old.scenario.placed is not None
+    if slow is None or is_modelled or new.table.num_pipes > 1:
         return []
     old_times = message_times(old.table, old.table_costs)
     seconds = {pair: max(times.values()) for pair, times in old_times.items()}
@@ -452,18 +451,9 @@ def recomputations(
         first = bisect.bisect_left(blocks, True, key=lambda level: memory.fits(with_level(level)))
         parts += blocks[first : first + 1]
     for level in parts:
-        if level != workload.recompute and _has_launcher(run, with_level(level), launcher):
+        names = step_launchers(run, with_level(level))
+        if launcher in names or (names and launcher is None):
             yield level
-
-
-def _has_launcher(run: Candidate, other: Candidate, launcher: str | None) -> bool:
-    """Return whether the launcher, or without one any, runs the changed run if it runs this one."""
-    lacks = {launch.launcher: {*launch.lacks} for launch in run.launches}
-    return any(
-        lacks[launch.launcher].issuperset(launch.lacks)
-        for launch in other.launches
-        if launcher in (None, launch.launcher)
-    )
 
 
 def _compiled(run: Candidate, workload: Workload) -> Iterator[Candidate]:

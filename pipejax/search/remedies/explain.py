@@ -60,6 +60,7 @@ KINDS: Mapping[str, Changes] = {
     "messages": changes.orders,
     "in flight": changes.in_flight,
 }
+LIMITED = {"settings": changes.settings, "microbatches": changes.microbatches}  # by memory
 COMBINED = ("schedule", "settings", "microbatches", "layers", "places", "order", "messages")
 SMALLER_FIRST = ("microbatches", "schedule", "settings", "layers", "places", "order", "messages")
 COMBINED_KIND = "combined"
@@ -255,9 +256,8 @@ def explain(
         kinds["schedule"] = functools.partial(changes.schedules, names=[*map(named, names)])
     with telling("explain", on_progress) as report:
         for memory in _memories(memory_limit, base, launcher):
-            limited = {"memory": memory, "launcher": launcher}
-            kinds["settings"] = functools.partial(changes.settings, **limited)
-            kinds["microbatches"] = functools.partial(changes.microbatches, **limited)
+            for kind, function in LIMITED.items():
+                kinds[kind] = functools.partial(function, memory=memory, launcher=launcher)
             shelved = _Shelves(memory, launcher, kinds)
             if remedies := shelved.remedies(report):
                 break
@@ -358,25 +358,22 @@ def _memories(
     """Check a memory limit; yield it, or those of `plan` for a system, the first that helps."""
     # A run within the memory of the machine runs: its changes then need no more than itself, or
     # the limit of `plan`. Less sure limits follow if the run does not fit and nothing surely does.
-    scenario = base.scenario
-    if memory_limit is not None:
-        limit = np.asarray(memory_limit, float)
-        if limit.shape not in ((), (base.table.num_workers,)) or not (limit > 0).all():
+    workload, system = base.scenario.model_workload, base.scenario.system
+    if memory_limit is not None or workload is None or system is None:
+        limit = None if memory_limit is None else np.asarray(memory_limit, float)
+        shapes = ((), (base.table.num_workers,))
+        if limit is not None and (limit.shape not in shapes or not (limit > 0).all()):
             must = "must be above 0, or so for each worker"
             raise wrong("memory_limit", f"{must}, got {memory_limit!r}")
         yield Memory(base, limit)
-        return
-    workload, system = scenario.model_workload, scenario.system
-    if workload is None or system is None:
-        yield Memory(base)
         return
     source = find_launcher(launcher).source if launcher else ""
     factors = memory_factors(source, operand_bits(workload.precision))
     available, need = float(system.memory_available), float(Memory(base).begin_needs.max())
     room = (1 - HEADROOM) * available
     sure = sure_memory(room, available, factors)
-    for limit in [max(sure, need)] if need <= available else dict.fromkeys((sure, room)):
-        yield Memory(base, limit, available, factors)
+    for bytes_limit in [max(sure, need)] if need <= available else dict.fromkeys((sure, room)):
+        yield Memory(base, bytes_limit, available, factors)
 
 
 TOLERANCE = 0.01  # share of the step that slower messages may cost
@@ -560,33 +557,29 @@ class _Shelves:
             return
         # A run by options of a launcher is held against other options. If these gain nothing and
         # the limit is known, or if the run itself needs code, any change counts.
-        groups = []
-        if self.launcher or is_run_by_options(base):
-            options = [c for c in schedules if self.launchers("schedule", base, c)]
-            groups.append((options, "option", ("launcher",)))
-        if memory.limit is not None or not groups:
+        options = [c for c in schedules if self.launchers("schedule", base, c)]
+        is_by_options = self.launcher is not None or is_run_by_options(base)
+        groups: list[Any] = [(options, "option", ("launcher",))] if is_by_options else []
+        if memory.limit is not None or not is_by_options:
             groups.append((schedules, "change", ("launcher", "code")))
         for candidates, noun, shelves in groups:
             best = min(candidates, key=_step_time, default=base)
             fitting = [r.step_time for r in remedies if r.fits and r.shelf in shelves]
             gain = min([base.step_time, *fitting]) - best.step_time
-            if gain > NEGLIGIBLE * base.step_time:
-                more = f" more than the best {noun} that fits" if fitting else ""
-                yield Fault("memory", gain, self._ruled_out(best, gain) + more)
-                return
-
-    def _ruled_out(self, schedule: Candidate, gain: float) -> str:
-        """Say that memory rules out a schedule, and what it needs and saves."""
-        memory, base = self.memory, self.memory.begin
-        names = " or ".join(self.launchers("schedule", base, schedule))
-        needs = f"an option of {names}" if names else SHELVES["code"]
-        need = math.ceil(100 * memory.needs(schedule).max()) / 100  # which the option admits
-        limit_text = "" if memory.limit is not None else f" as now (--memory-limit {need:g})"
-        return (
-            f"memory rules out {schedule.what} ({needs}), which needs "
-            f"{memory.ratio(schedule):.3g} times as much{limit_text} and would save "
-            f"{100 * gain / base.step_time:.3g} % of the step"
-        )
+            if gain <= NEGLIGIBLE * base.step_time:
+                continue
+            names = " or ".join(self.launchers("schedule", base, best))
+            shelf = f"an option of {names}" if names else SHELVES["code"]
+            need = math.ceil(100 * memory.needs(best).max()) / 100  # which the option admits
+            limit_text = "" if memory.limit is not None else f" as now (--memory-limit {need:g})"
+            more = f" more than the best {noun} that fits" if fitting else ""
+            why = (
+                f"memory rules out {best.what} ({shelf}), which needs {memory.ratio(best):.3g} "
+                f"times as much{limit_text} and would save {100 * gain / base.step_time:.3g} % of "
+                f"the step{more}"
+            )
+            yield Fault("memory", gain, why)
+            return
 
     def _add_pipeline_ends(self, faults: list[Fault], schedules: list[Candidate]) -> list[Fault]:
         """Add long pipeline start and end to the fault "microbatches", or as a fault if none."""

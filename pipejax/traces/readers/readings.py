@@ -170,10 +170,11 @@ def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Ite
         ]
     if len(step_counts) > 1 and "microbatch" in missing and not sizes.microbatches:
         stages = sizes.stages if "stage" in missing and "chunk" not in ops else 1
+        counts = {steps: total // steps for steps in filter(None, step_counts)}
         ambiguous = [
-            _Reading(steps, sizes.stages or None, stages and total // steps // stages, "", {})
-            for steps in step_counts
-            if total // steps % max(stages, 1) == 0
+            _Reading(steps, sizes.stages or None, stages and turns // stages, "", {})
+            for steps, turns in counts.items()
+            if turns % max(stages, 1) == 0
         ]
         raise wrong("files", _why_ambiguous(missing, ambiguous, ambiguous))
     for steps in step_counts:
