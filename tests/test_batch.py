@@ -91,21 +91,13 @@ def test_interpreted_equals_one_by_one(data, link, seed):
         np.testing.assert_array_equal(getattr(counts, name), gradients[name], name)
 
 
+UNROLLED = [("gpipe", "queued"), ("chimera", "rendezvous"), ("hanayo", "blocking")]
+UNROLLED += [("1f1b", "blocking"), ("interleaved-1f1b", "rendezvous")]
+
+
 @pytest.mark.parametrize(
     ("name", "link", "dyadic"),
-    daily(
-        [
-            (*case, dyadic)
-            for case in [
-                ("gpipe", "queued"),
-                ("chimera", "rendezvous"),
-                ("hanayo", "blocking"),
-                ("1f1b", "blocking"),
-                ("interleaved-1f1b", "rendezvous"),
-            ]
-            for dyadic in (True, False)
-        ]
-    ),
+    daily((*case, dyadic) for case in UNROLLED for dyadic in (True, False)),
 )
 def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
@@ -120,11 +112,8 @@ def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
         monkeypatch.setattr(unrolled_form, "MAX_VALUES_AND_WORDS", 10**4)
         monkeypatch.setattr(makespans, "MIN_UNROLLED_WORK", 0)
         kernel, built = makespans.unrolled_with_counts, []
-        monkeypatch.setattr(
-            makespans,
-            "unrolled_with_counts",
-            lambda *arguments: built.append(1) or kernel(*arguments),
-        )
+        count = lambda *arguments: built.append(1) or kernel(*arguments)  # noqa: E731
+        monkeypatch.setattr(makespans, "unrolled_with_counts", count)
         result = pj.makespans_and_grad(program, costs)
         # a program of few ops for its costs has none; accelerators have none either
         assert built or jax.default_backend() != "cpu"
@@ -355,14 +344,12 @@ def test_an_accelerator_takes_one_wide_tile(monkeypatch):
     monkeypatch.setattr(interpreter, "_run", functools.partial(interpreter._run))
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     sizes, in_blocks = [], interpreter._in_blocks
-    monkeypatch.setattr(
-        interpreter,
-        "_in_blocks",
-        lambda solve, *, size, block: (
-            sizes.append((size, block)),
-            in_blocks(solve, size=size, block=block),
-        )[1],
-    )
+
+    def note_blocks(solve, *, size, block):
+        sizes.append((size, block))
+        return in_blocks(solve, size=size, block=block)
+
+    monkeypatch.setattr(interpreter, "_in_blocks", note_blocks)
     values, counts = pj.makespans_and_grad(program, costs)
     interpreter._compile.cache_clear()
     assert sizes == [(1003, 1000)]
