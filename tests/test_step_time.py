@@ -57,10 +57,18 @@ def at(system):
 
 @pytest.fixture(scope="module")
 def result(times, system, at):
+    return times.predict_and_grad(system, NAMES.split(), around(at))
+
+
+def around(at):
+    """Return a point, and those a little above and below it along each axis."""
     steps = np.diag(1e-5 * at)
-    return times.predict_and_grad(
-        system, NAMES.split(), np.array([at, *(at + steps), *(at - steps)])
-    )
+    return np.array([at, *(at + steps), *(at - steps)])
+
+
+def check_slopes(at, seconds, slopes):
+    rises = (seconds[1 : 1 + len(at)] - seconds[1 + len(at) :]).T / 2e-5
+    np.testing.assert_allclose(slopes[0] * at, rises, atol=1e-6 * seconds[0].max())
 
 
 @pytest.mark.slow
@@ -76,9 +84,7 @@ def test_rows_take_what_evaluate_says(times, system, at, result):
 
 def test_gradients_are_those_of_finite_differences(at, result):
     seconds, slopes = result
-    count = len(at)
-    rises = (seconds[1 : 1 + count] - seconds[1 + count :]).T / 2e-5
-    np.testing.assert_allclose(slopes[0] * at, rises, atol=1e-6 * seconds[0].max())
+    check_slopes(at, seconds, slopes)
     assert (np.abs(slopes[0] * at).max(axis=0) > 1e-6 * seconds[0].max()).all()
 
 
@@ -92,11 +98,7 @@ def test_rows_with_experts_have_slopes_of_finite_differences(table):
     names = ["compute.efficiency", "network.efficiency"]
     system = pj.load_system(str(rows.system[0]))
     at = np.array([float(system_number(system, name)) for name in names])
-    steps = np.diag(1e-5 * at)
-    points = np.array([at, *(at + steps), *(at - steps)])
-    seconds, slopes = StepTimes(rows, system=system).predict_and_grad(system, names, points)
-    rises = (seconds[1:3] - seconds[3:]).T / 2e-5
-    np.testing.assert_allclose(slopes[0] * at, rises, atol=1e-6 * seconds[0].max())
+    check_slopes(at, *StepTimes(rows, system=system).predict_and_grad(system, names, around(at)))
 
 
 def test_a_factor_lengthens_the_layers_of_its_group_alone(rows, at, result):
@@ -140,9 +142,7 @@ def worker_times(table, costs):
 def test_a_step_that_overlaps_the_next_lasts_as_its_longest_worker(overlapping, system, at):
     names = NAMES.split()
     numbers = np.append(at[: len(names)], 1.0)
-    steps = np.diag(1e-5 * numbers)
-    values = np.array([numbers, *(numbers + steps), *(numbers - steps)])
-    seconds, slopes = overlapping.predict_and_grad(system, names, values)
+    seconds, slopes = overlapping.predict_and_grad(system, names, around(numbers))
     for name, value in zip(names, at, strict=False):
         system = system.with_number(name, value)
     for k, (*_, overlaps) in enumerate(OVERLAPPING):
@@ -153,9 +153,7 @@ def test_a_step_that_overlaps_the_next_lasts_as_its_longest_worker(overlapping, 
         assert seconds[0, k] == pytest.approx(expected, rel=1e-12)
         if table.name == "zb-2p":
             assert (seconds[0, k] < 0.999 * ends.max()) == bool(overlaps)
-    count = len(numbers)
-    rises = (seconds[1 : 1 + count] - seconds[1 + count :]).T / 2e-5
-    np.testing.assert_allclose(slopes[0] * numbers, rises, atol=1e-6 * seconds[0].max())
+    check_slopes(numbers, seconds, slopes)
 
 
 # Parts of the seconds and bytes of a step sum to the whole, and MFU is counted by hand
