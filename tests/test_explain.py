@@ -1266,6 +1266,27 @@ def test_a_remedy_against_a_slow_host_shortens_the_time_that_the_host_takes():
 
 
 @pytest.mark.parametrize(
+    ("model", "system", "workers", "fields"),
+    [
+        ("gpt3-175b", "h200", 8, {"tensor_parallel": 4, "sequence_parallel": True}),
+        ("gpt3-175b", "a100", 8, {"tensor_parallel": 8}),
+        ("llama3-70b", "h100", 4, {"tensor_parallel": 8, "sequence_parallel": True}),
+    ],
+)
+def test_a_combination_names_its_recomputation_once(model, system, workers, fields):
+    fields |= {"data_parallel": 4, "zero": 1, "recompute": "full"}
+    workload = pj.Workload(pj.load_model(model), minibatch=16, **fields)
+    costs = pj.costing.ModelCosts(workload, pj.load_system(system))
+    run = pj.Scenario("1f1b", num_workers=workers, num_microbatches=16, costs=costs)
+    result = pj.explain(run, launcher="Megatron-LM", schedules=FEW)
+    combinations = [remedy for remedy in result.remedies if "; " in remedy.what]
+    assert combinations
+    for remedy in combinations:
+        named = re.findall(r"recomputation (\S+?)\b(?=;| with|$)", remedy.what)
+        assert named in ([], [remedy.scenario.source.workload.recompute])
+
+
+@pytest.mark.parametrize(
     ("base", "slow"),
     [
         ("1f1b", (1, 2)),  # a loop's last worker sends to the first one, too

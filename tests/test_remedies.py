@@ -349,12 +349,8 @@ def test_a_shelf_shows_its_largest_remedy(answer, call, launcher, is_combined, l
     assert (largest in combined) == is_combined
     lines = call(*run)[1].splitlines()
     shown = [line for line in lines if f"; set by options of {launcher}" in line]
-    name = (
-        largest["what"]
-        .removeprefix("combined: ")
-        .replace(": ", " ")
-        .replace("; ", " together with ")
-    )
+    name = largest["what"].removeprefix("combined: ").replace(": ", " ")
+    name = f"all of {name}" if "; " in name else name
     assert [line.partition(": saves ")[0] for line in shown] == [name]
     assert f"next: {largest['command']}" in lines
     again = answer(*shlex.split(largest["command"])[1:])

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,6 +46,7 @@ from pipejax.search.remedies.candidates import (
 )
 
 _step_time = operator.attrgetter("step_time")
+_RECOMPUTATION = re.compile(r"^recomputation \S+(?: with )?| with recomputation \S+$")  # in titles
 Changes = Callable[[Candidate], Iterator[Candidate]]
 # kinds of remedies, in the order in which they combine: those that replace the table come first,
 # because scaling rules of single stages hold for one table only
@@ -631,6 +633,8 @@ class _Shelves:
                     common_names &= names
                 if len(candidate.assumes) <= MAX_ASSUMPTIONS and (common_names or not has_options):
                     best, names = candidate, common_names
+                    if "recomputation" in candidate.what:  # of two, the later one holds
+                        titles = [*filter(None, (_RECOMPUTATION.sub("", t) for t in titles))]
                     titles.append(candidate.what)
                     if kind == "settings":
                         queue.insert(0, kind)  # settings add to each other
