@@ -1266,27 +1266,6 @@ def test_a_remedy_against_a_slow_host_shortens_the_time_that_the_host_takes():
 
 
 @pytest.mark.parametrize(
-    ("model", "system", "workers", "fields"),
-    [
-        ("gpt3-175b", "h200", 8, {"tensor_parallel": 4, "sequence_parallel": True}),
-        ("gpt3-175b", "a100", 8, {"tensor_parallel": 8}),
-        ("llama3-70b", "h100", 4, {"tensor_parallel": 8, "sequence_parallel": True}),
-    ],
-)
-def test_a_combination_names_its_recomputation_once(model, system, workers, fields):
-    fields |= {"data_parallel": 4, "zero": 1, "recompute": "full"}
-    workload = pj.Workload(pj.load_model(model), minibatch=16, **fields)
-    costs = pj.costing.ModelCosts(workload, pj.load_system(system))
-    run = pj.Scenario("1f1b", num_workers=workers, num_microbatches=16, costs=costs)
-    result = pj.explain(run, launcher="Megatron-LM", schedules=FEW)
-    combinations = [remedy for remedy in result.remedies if "; " in remedy.what]
-    assert combinations
-    for remedy in combinations:
-        named = re.findall(r"recomputation (\S+?)\b(?=;| with|$)", remedy.what)
-        assert named in ([], [remedy.scenario.source.workload.recompute])
-
-
-@pytest.mark.parametrize(
     ("base", "slow"),
     [
         ("1f1b", (1, 2)),  # a loop's last worker sends to the first one, too
@@ -1320,3 +1299,19 @@ def test_a_slow_link_stays_between_its_workers_in_other_schedules(base, slow):
         alike = pj.Costs(**phases, transmit=message_times(other.table.placement[0]))
         step = pj.evaluate(other.table, alike).step_time
         assert other.step_time == pytest.approx(step, rel=1e-9), other.what
+
+
+@pytest.mark.parametrize(("recompute", "stages"), [("full", 2), ("full", 1), ("selective", 2)])
+def test_a_combined_remedy_names_one_recomputation_that_of_its_command(answer, recompute, stages):
+    line = ["-P", 8, "-M", 32, "-m", "gpt3-175b", "-y", "h200", "--minibatch", 32]
+    line += ["-s", "interleaved-1f1b", "-V", stages] if stages > 1 else ["-s", "1f1b"]
+    line += ["--tensor-parallel", 4, "--sequence-parallel", "--recompute", recompute]
+    line += ["--data-parallel", 4, "--zero", 1, "--precision", "fp8", "--launcher", "Megatron-LM"]
+    rows = answer("explain", *line, "--schedules", "interleaved-1f1b")["remedies"]
+    combined = [row for row in rows if row["kind"] == "combined"]
+    assert combined
+    for row in combined:
+        names = re.findall(r"recomputation ([\w:+]+)", row["what"])
+        words = shlex.split(row["command"])
+        used = words[words.index("--recompute") + 1] if "--recompute" in words else "none"
+        assert names == [used] or (used == recompute and not names)

@@ -620,7 +620,7 @@ class _Shelves:
         # With options, each change must be one of a launcher that also brings the changes before.
         base = best = self.memory.begin
         names: set[str] | None = None
-        titles = []
+        titles: list[str] = []
         queue = [*kinds]
         while queue:
             kind = queue.pop(0)
