@@ -476,8 +476,8 @@ FALSE = {  # place, value there, what is said
     ("table", "pipe_of_microbatch"): ([0] * 5, "names 5 microbatches, the rows hold 4"),
 }
 MALFORMED = {
-    ("version",): (3, 'expected "kind" "run", "optimum", "formula" and "version" 2, got .* and 3'),
-    ("kind",): ("proof", "expected .*, got 'proof' and 2"),
+    ("version",): (3, '.* is not a certificate .* needs "version" 2, got 3'),
+    ("kind",): ("proof", """.* needs "kind" "run" or "optimum" or "formula", got 'proof'"""),
     ("more",): (1, "certificate must have the keys .*'more'"),
     ("proof", "held"): (..., "certificate: proof must have the keys .*held, got"),
     ("costs", "seconds", "W"): (..., "certificate: seconds must have the keys .*W"),

@@ -406,12 +406,11 @@ def split_report(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[st
 def read_envelope(data: Mapping[str, Any], name: str) -> None:
     """Check the kind, the version and the keys of a certificate."""
     kind, version = data.get("kind"), data.get("version")
-    kinds = " or ".join(f'"{kind}"' for kind in KINDS)
-    needs = f'"version" {VERSION}, got {version!r}'
-    if not (is_kind := isinstance(kind, str) and kind in KINDS):
-        needs = f'"kind" {kinds}, got {kind!r}'
-    if not is_kind or (type(version), version) != (int, VERSION):
-        raise MalformedError(f"{name} is not a certificate (a saved proof): it needs {needs}")
+    lead, kinds = f"{name} is not a certificate (saved proof)", " or ".join(map(json.dumps, KINDS))
+    if not (isinstance(kind, str) and kind in KINDS):
+        raise MalformedError(f'{lead}: it needs "kind" {kinds}, got {kind!r}')
+    if (type(version), version) != (int, VERSION):
+        raise MalformedError(f'{lead}: it needs "version" {VERSION}, got {version!r}')
     check_keys({**data}, KEYS, name)
     for part, keys in KINDS[kind].items():
         check_keys(data[part], keys, f"{name}: {part}")

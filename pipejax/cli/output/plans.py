@@ -178,8 +178,8 @@ def _measured_memory(plan: "PlanResult") -> Iterator[object]:
         hint = f"; --memory-limit {available / largest / 1e9:.3g}GB leaves room"
     yield plain(
         f"measured runs of {plan.request.launcher} took {smallest:.3g} to {largest:.3g} times the "
-        f"predicted memory ({len(factors)} configurations): {gigabytes(smallest * predicted)} to "
-        f"{gigabytes(largest * predicted)} of {gigabytes(available)} here{hint}"
+        f"predicted memory ({len(factors)} configurations): here up to "
+        f"{gigabytes(largest * predicted)} of {gigabytes(available)}{hint}"
     )
 
 
