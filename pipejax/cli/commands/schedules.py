@@ -43,7 +43,7 @@ COLUMNS = (
     Column("options", "options", lambda options: ", ".join(map(option_text, options))),
     Column("source", "source"),
 )
-LETTERS = "P workers (r is one), M microbatches, V stages per worker, K slices of a microbatch"
+LETTERS = "P workers, r one of them, M microbatches, V stages per worker, K slices of a microbatch"
 SMALL_SIZE = {"num_workers": 4, "num_microbatches": 8}  # of which every built-in schedule exists
 
 

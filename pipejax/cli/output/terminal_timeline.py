@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Looks = Mapping[str, palette.Look]
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-NAMES = {"activations": "activations held [microbatches]", "bytes": "activation memory"}
+NAMES = {"activations": "activations held", "bytes": "activation memory"}
 IDLE, STROKE, EDGE, CRITICAL_EDGE, BORDER = "·", "/", "│", "┃", "▏"
 
 
@@ -135,7 +135,9 @@ def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
     if shown[0].messages:
         legend.append(Text("─ message under its sender"))
     if shown[0].held is not None:
-        legend.append(Text(f"▃ {NAMES[shown[0].held.stages.unit]}"))
+        unit = shown[0].held.stages.unit
+        count = "" if unit == "bytes" else " (1: one stage and microbatch)"
+        legend.append(Text(f"▃ {NAMES[unit]}{count}"))
     lines = [legend[0]]  # no entry is broken at the end of a line
     for entry in legend[1:]:
         longer = Text("  ").join([lines[-1], entry])

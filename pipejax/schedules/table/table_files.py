@@ -333,7 +333,7 @@ def _from_json(text: str) -> ScheduleTable:
     try:
         data = parse_json(text)
     except ValueError as error:
-        raise ScheduleError(f"it begins with '{{' and is no JSON: {error}") from None
+        raise ScheduleError(f"it begins with '{{' but is not JSON: {error}") from None
     if (data.get("format"), str(data.get("version"))) != (FORMAT, str(VERSION)):
         raise ScheduleError(
             f'this is not a table: expected "format": "{FORMAT}" and "version": {VERSION}, '
