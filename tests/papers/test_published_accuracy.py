@@ -1,5 +1,7 @@
 """Runs that others published, and nothing was fitted to: predictions held against tolerances."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.system.system import DATA
 from sweeps.published import llama3_accuracy, zero_bubble_accuracy
 from sweeps.published.accuracy import EACH, Accuracy, report
+from sweeps.published.recipes import IDEAS, RECIPES, Verdict, judge
 from sweeps.published.step_line import StepLine, median_times, on_one_line, step_line
 
 
@@ -134,3 +137,51 @@ def test_llama_3_405b_reaches_its_share_of_the_peak():
 def test_differences_of_shares_are_in_points():
     result = llama3_accuracy.points(np.array([44.0, 39.0]), np.array([43.0, 41.0]))
     assert (result.rows, result.mape, result.bias, result.largest) == (2, 1.5, -0.5, 2.0)
+
+
+# published recipes beside plans: what counts as held, and steps of recipes by another way
+
+
+NAMED = {(recipe.model, recipe.system): recipe for recipe in RECIPES}
+
+
+@pytest.mark.parametrize(
+    ("place", "step_time", "holds"),
+    [(IDEAS, 2.0, True), (None, 1.049, True), (None, 1.051, False)],
+)
+def test_a_recipe_holds_among_the_best_ideas_or_close_to_the_best_step(place, step_time, holds):
+    plan = types.SimpleNamespace(best=types.SimpleNamespace(step_time=1.0))
+    assert Verdict(RECIPES[0], place, plan, step_time).holds == holds
+
+
+def test_recipes_use_all_accelerators_and_whole_microbatches():
+    assert len(RECIPES) == len(NAMED) == 11
+    for recipe in RECIPES:
+        tensor, context, expert, pipeline, _, size = recipe.degrees
+        replicas, rest = divmod(recipe.gpus, tensor * context * pipeline)
+        assert rest == 0 == recipe.minibatch % (replicas * size)
+        assert tensor * context * replicas % expert == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "system", "degrees"),  # data, microbatches
+    [("llama3-8b", "h100", (4, 32)), ("qwen3-30b-a3b", "gb200", (8, 16))],
+)
+def test_recipes_of_one_node_hold_with_the_step_of_evaluate(model, system, degrees):
+    recipe, (data, microbatches) = NAMED[model, system], degrees
+    verdict = judge(recipe)
+    workload = pj.Workload(
+        pj.load_model(model),
+        microbatches * recipe.degrees[-1],
+        data_parallel=data,
+        context_parallel=recipe.degrees[1],
+        expert_parallel=recipe.degrees[2],
+        zero=1,
+        **verdict.plan.request.shared,
+    )
+    table = pj.schedules.build("1f1b", num_workers=1, num_microbatches=microbatches)
+    costs = pj.stage_costs(workload, verdict.plan.request.system, table)
+    assert verdict.step_time == pytest.approx(pj.evaluate(table, costs).step_time, rel=1e-9)
+    assert verdict.holds
+    assert str(verdict).endswith("yes")
