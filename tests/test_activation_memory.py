@@ -106,7 +106,7 @@ def test_evaluate_prints_the_peak_and_when(answer, call):
     assert f"4 at {memory['peak_at'][0]:g} s" in out
 
 
-def test_a_model_gives_bytes(answer, mistake):
+def test_a_model_gives_bytes(answer):
     model = ["-s", "1f1b", "-P", 4, "-M", 8, "-m", "gpt-22b", "-y", "a100", "--minibatch", 8]
     result = answer("evaluate", *model)["activation_memory"]
     assert result["unit"] == "bytes"
@@ -116,8 +116,6 @@ def test_a_model_gives_bytes(answer, mistake):
     held = pj.memory_bytes(workload, table) - static_bytes(table, memory.static)
     np.testing.assert_allclose(result["peak"], held, rtol=1e-14)
     assert result["weight_share"] == memory.weight_share.tolist()
-    line = mistake("evaluate", *model, "--activation-sizes", "1")
-    assert "--activation-sizes does not go with --model" in line
 
 
 def test_show_draws_memory_and_host_links(answer, call, tmp_path):

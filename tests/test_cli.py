@@ -34,10 +34,10 @@ def test_evaluate_reads_tables_and_costs(answer, data, tmp_path):
         assert answer("evaluate", *table, *link)["makespan"] == pytest.approx(expected)
 
 
-def test_the_program_alone_names_the_first_commands(call):
+def test_the_program_alone_names_the_first_commands_and_its_version(call):
     code, out, _ = call()
-    assert code == 0
-    assert "more commands: pipejax --help-all" in out
+    assert (code, "more commands: pipejax --help-all" in out) == (0, True)
+    assert call("--version") == (0, f"pipejax {pj.__version__}\n", "")
 
 
 def test_models_and_systems_are_listed_with_their_sizes(answer, call, monkeypatch):
@@ -151,10 +151,6 @@ def test_the_list_of_commands_says_what_they_say():
     for name in COMMANDS:
         about = inspect.getdoc(command_function(name)).partition("\n\n")[0]
         assert summary(name) == " ".join(about.split())
-
-
-def test_version(call):
-    assert call("--version") == (0, f"pipejax {pj.__version__}\n", "")
 
 
 def test_a_cold_process_answers_and_fails_cleanly(tmp_path):

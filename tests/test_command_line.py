@@ -49,6 +49,11 @@ def test_an_option_is_declared_once():
     letters = [option.short for option in CATALOGUE.values() if option.short]
     assert len(letters) == len(set(letters))
     assert set(CATALOGUE) == set().union(*EVERY.values())
+    option = record("format", "export")
+    assert (option.head, option.names) == ("|".join(FORMATS), (*FORMATS,))
+    for command in ("sensitivity", "staleness", "validate"):  # which write nothing but a picture
+        assert "figure" in EVERY[command]
+        assert "out" not in EVERY[command]
 
 
 def test_an_option_means_the_same_in_every_command():
@@ -66,21 +71,10 @@ def test_an_option_means_the_same_in_every_command():
     assert set(several) == {"microbatches", "microbatch_size", "stages_per_worker", "zero"}
 
 
-def test_every_format_of_exports_is_in_the_catalogue():
-    option = record("format", "export")
-    assert (option.head, option.names) == ("|".join(FORMATS), (*FORMATS,))
-
-
 def test_an_option_has_one_default_but_for_reasons():
     differing = {name for name, spent in option_defaults().items() if len({*spent.values()}) > 1}
     assert differing == {*DIFFERENT_DEFAULTS}
     assert {name for _, name in EXCEPTIONS} <= {*CATALOGUE}
-
-
-def test_out_is_the_picture_where_nothing_else_is_written():
-    for command in ("sensitivity", "staleness", "validate"):
-        assert "figure" in EVERY[command]
-        assert "out" not in EVERY[command]
 
 
 def test_an_option_may_stand_in_another_panel(call):

@@ -119,14 +119,10 @@ def test_pytorch_files_are_written_as_they_were_read(name, data):
     assert written == [row.rstrip(",") for row in path.read_bytes().decode().splitlines()] + [""]
 
 
-def test_old_line_ends_and_spaces_in_pairs_are_read(tmp_path):
-    path = tmp_path / "old.csv"
+def test_old_line_ends_spaces_in_pairs_and_what_spreadsheets_do_are_read(tmp_path):
+    path = tmp_path / "edited.csv"
     path.write_bytes(b"0F0,0F1,0B0,0B1\r1F0, ( 1F1 ; 1B0 ) OVERLAP_F_B ,1B1\r")
     assert pj.read_table(path).is_fused.sum() == 1
-
-
-def test_what_spreadsheets_do_to_a_csv_is_read(tmp_path):
-    path = tmp_path / "edited.csv"
     path.write_bytes("\ufeff 0F0 , 0B0,,\r\n1F0,1B0\r\n\r\n,,\r\n".encode())
     assert pj.read_table(path).num_workers == 2
 

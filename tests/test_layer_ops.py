@@ -325,6 +325,9 @@ def test_a_product_takes_its_flop_its_bytes_and_its_latency():
     assert seconds("gemm") == pytest.approx(3e9 / 150e12 + 1.6e6 / 1.6e12 + 5e-6)
     assert seconds("attention") == pytest.approx(3e9 / 75e12 + 1.6e6 / 1.6e12 + 5e-6)
     assert seconds("memory", flop=0.0) == pytest.approx(1.6e6 / 1.6e12 + 3e-6)
+    # a layer as one op is a roofline
+    assert seconds("layer") == float(roofline_time(SYSTEM, 3e9, 1.6e6))
+    assert float(device_time(SYSTEM, op("layer"), "weight_grad")) == 5e-6
 
 
 @pytest.mark.parametrize(
@@ -354,11 +357,6 @@ def test_a_product_below_16_bits_reaches_a_share_of_its_own_peak():
     assert wide == pytest.approx(3e9 / 150e12 + 5e-6)
     result = float(device_time(system, narrow, "forward"))
     assert result == pytest.approx(3e9 / (600e12 * 0.5 * 0.8) + 5e-6)
-
-
-def test_a_layer_as_one_op_is_a_roofline():
-    assert seconds("layer") == float(roofline_time(SYSTEM, 3e9, 1.6e6))
-    assert float(device_time(SYSTEM, op("layer"), "weight_grad")) == 5e-6
 
 
 def test_the_host_starts_kernels_and_collectives_beside_the_device():
