@@ -248,6 +248,7 @@ def test_costs_of_other_stages_keep_the_work():
 
 
 FILE = {"unit": "seconds", "F": [1, 1, 1.5, 1], "B": 2, "message": {"transmit": [0.1, 0.5, 0.1]}}
+UNEVEN = ["--microbatch-scale", "1,3,1,2", "--microbatch-order", "1,0,3,2"]
 LINES = [
     ["-s", "1f1b", "-P", 4, "-M", 16],
     ["-s", "zb-v", "-P", 4, "-M", 8, "--measured-stages", 4],
@@ -257,18 +258,7 @@ LINES = [
     ["-s", "zero-bubble", "-P", 4, "-M", 8, "--memory-limit", 5],
     ["-t", "schedule.csv", "-l", "rendezvous", "--posting", "program"],
     ["-t", "schedule.csv", "--stage-layers", "6,5,7,6", "--schedules", "zb-h1,dualpipe-v"],
-    [
-        "-s",
-        "1f1b",
-        "-P",
-        "4",
-        "-M",
-        "4",
-        "--microbatch-scale",
-        "1,3,1,2",
-        "--microbatch-order",
-        "1,0,3,2",
-    ],
+    ["-s", "1f1b", "-P", 4, "-M", 4, *UNEVEN],
 ]
 LINES = [[*line, "-C", "m.json"] for line in LINES]
 
