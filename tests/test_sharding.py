@@ -195,10 +195,12 @@ def test_weights_that_are_updated_are_gathered_again():
         ({"lookahead": [1, 2, 3]}, r"lookahead needs a number for each of the 2 workers"),
         ({"counted": "ops"}, "counted must be one of uses, stages, got 'ops'"),
         ({"lane": "host"}, "UNSHARD must be on a lane beside compute and host"),
+        ({"residency": 1}, "residency must be at least 2, got 1: a fused pair"),
     ],
 )
 def test_wrong_numbers_are_refused(arguments, why):
-    table = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=2)
+    name = "dualpipe-v" if "pair" in why else "interleaved-1f1b"
+    table = pj.schedules.build(name, num_workers=2, num_microbatches=4)
     with pytest.raises(ValueError, match=why):
         pj.schedules.insert_sharding(table, **arguments)
 
@@ -215,12 +217,6 @@ def test_messages_are_no_uses():
         assert rows == get_texts(
             pj.schedules.insert_sharding(bare, lookahead=ahead, residency=1 + ahead // 2)
         )
-
-
-def test_a_pair_needs_both_of_its_stages():
-    table = pj.schedules.build("dualpipe-v", num_workers=2, num_microbatches=4)
-    with pytest.raises(ValueError, match="residency must be at least 2, got 1: a fused pair"):
-        pj.schedules.insert_sharding(table, residency=1)
 
 
 # ---------------------------------------------------------------------------------------- search

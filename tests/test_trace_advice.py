@@ -64,23 +64,18 @@ def test_a_late_launch_is_named_with_its_cost(op, name, stall, cost):
     assert analysis.advice.step_time == pytest.approx(15)
 
 
-def test_two_late_launches_cost_the_time_that_each_saves():
-    """F2 of worker 0 delays all; of 1 s before B2, which follows it, all is lost."""
-    _, rows = launches(record({(0, "F", 2): 3.0, (1, "B", 2): 1.0}))
-    assert rows == {
-        "0F2 on worker 0": pytest.approx(3.0),
-        "1B2 on worker 1": pytest.approx(1.0),
-    }
-
-
-def test_a_stall_in_most_steps_costs_the_mean():
-    _, rows = launches(record({(0, "F", 2): 1.0}, steps=[0, 1, 2, 4]))
-    assert rows == {"0F2 on worker 0": pytest.approx(0.8)}
-
-
-def test_a_stall_of_one_replica_names_it():
-    analysis, rows = launches(record({(0, "F", 2): 3.0}, replicas=2))
-    assert rows == {"0F2 on worker 0 of replica 0": pytest.approx(3.0)}
+@pytest.mark.parametrize(
+    ("stalls", "how", "costs"),
+    [
+        # F2 of worker 0 delays all; of 1 s before B2, which follows it, all is lost
+        ({(0, "F", 2): 3.0, (1, "B", 2): 1.0}, {}, {"0F2 on worker 0": 3, "1B2 on worker 1": 1}),
+        ({(0, "F", 2): 1.0}, {"steps": [0, 1, 2, 4]}, {"0F2 on worker 0": 0.8}),  # the mean
+        ({(0, "F", 2): 3.0}, {"replicas": 2}, {"0F2 on worker 0 of replica 0": 3}),
+    ],
+)
+def test_late_launches_cost_the_time_that_each_saves(stalls, how, costs):
+    analysis, rows = launches(record(stalls, **how))
+    assert rows == pytest.approx(costs)
     assert analysis.replay.mean_error == pytest.approx(0, abs=1e-9)
 
 

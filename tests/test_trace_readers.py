@@ -746,27 +746,18 @@ def test_what_launches_no_kernel_takes_no_time(tmp_path):
     assert trace.start[trace.has_phase("I")] == trace.start[trace.has_phase("W")]
 
 
-def test_ops_after_the_last_launch_of_a_capture_are_left_out(tmp_path):
+@pytest.mark.parametrize("lost", ["last", "first"])
+def test_ops_without_kernels_are_not_put_beside_others(lost, tmp_path):
+    """Those after the last launch of a capture are left out, and all of a rank that lost others."""
     for rank in (0, 1):
         slices = [(f"PP:{rank}F{m}", 2 * m, 1) for m in range(2)]
         path = labelled(tmp_path / f"rank{rank}", slices, rank=rank, world=2)
         kernels = [*launching(1, 0.5, 5, 3), *launching(2, 2.5, 8, 3)]
-        with_events(path, kernels[: 4 - 2 * rank])
-    trace = read(tmp_path)
-    assert (trace.workers, trace.worker.tolist()) == (2, [0, 0, 1])
-    assert (trace.end - trace.start).tolist() == pytest.approx([3e-3, 3e-3, 3e-3])
-    assert [(entry.what, entry.count) for entry in trace.left_out] == [("slices of rank 1", 1)]
-
-
-def test_a_rank_that_lost_kernels_is_not_put_beside_others(tmp_path):
-    for rank in (0, 1):
-        slices = [(f"PP:{rank}F{m}", 2 * m, 1) for m in range(2)]
-        path = labelled(tmp_path / f"rank{rank}", slices, rank=rank, world=2)
-        kernels = [*launching(1, 0.5, 5, 3), *launching(2, 2.5, 8, 3)]
-        with_events(path, kernels[2 * rank :])
-    trace = read(tmp_path)
-    assert (trace.workers, trace.worker.tolist()) == (2, [0, 0])
-    assert [(entry.what, entry.count) for entry in trace.left_out] == [("slices of rank 1", 2)]
+        with_events(path, kernels[: 4 - 2 * rank] if lost == "last" else kernels[2 * rank :])
+    trace, left_out = read(tmp_path), 1 if lost == "last" else 2
+    assert (trace.workers, trace.worker.tolist()) == (2, [0, 0, 1][: 4 - left_out])
+    assert (trace.end - trace.start).tolist() == pytest.approx([3e-3] * (4 - left_out))
+    assert [(e.what, e.count) for e in trace.left_out] == [("slices of rank 1", left_out)]
 
 
 def test_exports_of_runs_with_collectives_and_updates_are_read(tmp_path):
