@@ -539,26 +539,36 @@ def test_some_steps_alone(answer, mistake, folder):
     assert "--only-steps must be as 2:20" in mistake("trace", "run.csv", "--only-steps", "a:")
 
 
+MACHINE = "inspect the machine of stage 3, or lighten its head or recomputation"
+
+
 @pytest.mark.parametrize(
-    ("layers", "action"),
+    ("chunks", "stage", "factor", "layers", "action"),
     [
-        (None, "layers over stages: all stages take equally long"),
-        ("10", "layers over stages: 11,11,10,8"),  # 1.1 s each, and 1 s; a third would make 1.1 s
-        ("1", "inspect the machine of stage 3, or lighten its head or recomputation"),
-        ("2", "inspect the machine of stage 3, or lighten its head or recomputation"),
+        (1, 3, 1.3, None, "layers over stages: all stages take equally long"),
+        # 1.1 s each, and 1 s; a third would make 1.1 s
+        (1, 3, 1.3, "10", "layers over stages: 11,11,10,8"),
+        *((1, 3, 1.3, layers, MACHINE) for layers in ("1", "2")),
+        # stage 1 of the worker of stage 5 is quick: this is no fault of its machine
+        (2, 5, 1.4, "1", "lighten the layers or recomputation of stage 5"),
+        (2, 7, 1.4, "1", "lighten the head or recomputation of stage 7"),
     ],
 )
 def test_the_first_remedy_of_a_slow_stage_moves_layers_if_they_are_small_enough(
-    layers, action, answer, call, folder
+    chunks, stage, factor, layers, action, answer, call, folder
 ):
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
-    slow = np.array([1.0, 1.0, 1.0, 1.3])
+    size, options = {"num_workers": 4, "num_microbatches": 4 * chunks}, {}
+    if chunks > 1:
+        options = {"stages_per_worker": chunks}
+    table = pj.schedules.build("looped-bfs" if options else "1f1b", **size, **options)
+    slow = np.ones(4 * chunks)
+    slow[stage] = factor
     run = pj.evaluate(table, pj.Costs(forward=slow, backward=2 * slow))
     truth.write_trace(folder / "run.csv", traces.record_runs([run] * 2))
-    line = ["trace", "run.csv", "--schedules", "interleaved-1f1b"]
+    line = ["trace", "run.csv", "--schedules", "gpipe" if options else "interleaved-1f1b"]
     line += [] if layers is None else ["--stage-layers", layers]
     result = answer(*line)
-    assert (result["finding"]["kind"], result["finding"]["name"]) == ("stage", "3")
+    assert (result["finding"]["kind"], result["finding"]["name"]) == ("stage", str(stage))
     assert result["remedies"][0]["what"] == action
     second = call(*line)[1].splitlines()[1]
     assert second.startswith("against it: ")
@@ -825,28 +835,3 @@ def test_an_odd_step_names_the_command_that_finds_its_late_op(call, folder, stag
     lost = seconds(stalled.makespan - usual.makespan)
     begin = f"late launch: {stage}F{microbatch} on worker {stage} starts 15 s late in the only step"
     assert call(*shlex.split(command))[1].startswith(f"{begin}; it costs {lost} of ")
-
-
-@pytest.mark.parametrize(
-    ("chunks", "stage", "action"),
-    [
-        (1, 3, "inspect the machine of stage 3, or lighten its head or recomputation"),
-        (2, 5, "lighten the layers or recomputation of stage 5"),  # stage 1 of its worker is quick
-        (2, 7, "lighten the head or recomputation of stage 7"),
-    ],
-)
-def test_a_slow_stage_of_a_quick_worker_is_no_fault_of_its_machine(
-    chunks, stage, action, answer, folder
-):
-    size = {"num_workers": 4, "num_microbatches": 8}
-    table = pj.schedules.build("1f1b", **size)
-    if chunks > 1:
-        table = pj.schedules.build("looped-bfs", **size, stages_per_worker=chunks)
-    slow = np.ones(4 * chunks)
-    slow[stage] = 1.4
-    run = pj.evaluate(table, pj.Costs(forward=slow, backward=2 * slow))
-    truth.write_trace(folder / "run.csv", traces.record_runs([run] * 2))
-    line = ("trace", "run.csv", "--schedules", "gpipe", "--stage-layers", "1")
-    result = answer(*line)
-    assert (result["finding"]["kind"], result["finding"]["name"]) == ("stage", str(stage))
-    assert result["remedies"][0]["what"] == action
