@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import xarray as xr
+from matplotlib.collections import PolyCollection
 
 from figures import __main__ as command
 from figures.design import (
@@ -287,3 +288,23 @@ def test_every_figure_can_be_printed(space, elasticity, runs, shaken):
         **jitter.draw(shaken),
     }
     assert not [name for name, figure in figures.items() if faults(figure)]
+
+
+def test_timelines(runs):
+    assert {name: runs[name].attrs["units"] for name in timelines_sweep.COLUMNS} == dict(
+        timelines_sweep.COLUMNS
+    )
+    figure = timelines.draw(runs)["timelines"]
+    ordered = runs.sortby("makespan", ascending=False)
+    for axes, name in zip(figure.axes, ordered.schedule.values, strict=True):
+        is_case = (runs.case == name).values
+        more = int(runs.is_critical.values[is_case].sum() + runs.is_upward.values[is_case].sum())
+        collections = [c for c in axes.collections if isinstance(c, PolyCollection)]
+        # frames and strokes
+        assert sum(len(c.get_paths()) for c in collections) == is_case.sum() + more
+
+
+def test_both_ops_of_a_fused_pair_are_drawn(runs):
+    two = runs.isel(op=[0, 1]).assign(part=("op", [0, 1]), is_pair=("op", [True, True]))
+    (bar,), _ = timelines.read_run(two, runs.schedule.values[0])
+    assert [op.microbatch for op in bar.ops] == runs.microbatch.values[:2].tolist()

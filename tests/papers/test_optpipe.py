@@ -453,3 +453,42 @@ def test_all_can_be_printed(grid, runs):
     ]
     for label, figure in (pair for group in figures for pair in group.items()):
         assert faults(figure) == [], label
+
+
+def test_idle_time_by_host_link(grid):
+    figure = optpipe_links.draw(grid)["optpipe_links"]
+    np.testing.assert_allclose(curve(figure.axes[0], OPTIMUM), fills(grid, 0.18))
+
+
+def test_quality_against_solving_time(grid):
+    figure = optpipe_quality.draw(grid)["optpipe_quality"]
+    best, bound = figure.axes[:2]
+    assert len(best.lines) == grid.sizes["ops"]
+    assert best.lines[0].get_ydata()[-1] == pytest.approx(0)
+    assert bound.lines[0].get_ydata()[-1] == pytest.approx(100 * (1.18 / 1.05 - 1))
+
+
+def test_solutions_that_get_better():
+    figures = optpipe_refinement.draw(made.refinement())
+    first, second = figures["optpipe_anytime"].axes
+    heuristic, search = (optpipe_refinement.FOUND[which]["marker"] for which in (False, True))
+    assert heuristic != search  # in grey too
+    by_marker = {line.get_marker(): line.get_xdata() for line in first.lines}
+    assert by_marker[heuristic].tolist() == [0.1, 1.0]
+    assert by_marker[search].tolist() == [4.0, 9.0]
+    none = [line for line in second.lines if line.get_marker() == search]
+    assert not len(none[0].get_xdata())
+    job, _ = figures["optpipe_training"].axes
+    data = made.refinement()
+    lines = {line.get_color(): line.get_ydata() for line in job.lines}
+    expected = 100 * (data.time.isel(case=0) / data.time.isel(case=0).sel(policy="refine") - 1)
+    for policy, look in optpipe_cases.POLICIES.items():
+        np.testing.assert_allclose(lines[look["color"]], expected.sel(policy=policy))
+
+
+def test_timelines(runs):
+    figure = timelines_figure.draw(runs)["optpipe_timelines"]
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles[0].endswith("; out of memory: it holds 4 of 3")
+    assert "out of memory" not in titles[2]
+    assert int((runs.case_of_op == "1f1b").sum()) == 4 * 8 * 2

@@ -297,3 +297,62 @@ def test_figures_of_staleness_can_be_printed(stale, runs, updating):
         **pipedream_schedules.draw(updating),
     }
     assert not [f"{name}: {fault}" for name, figure in figures.items() for fault in faults(figure)]
+
+
+def test_figure_of_staleness(stale):
+    figure = staleness.draw(stale)["staleness"]
+    depth, _, messages = figure.axes
+    law, counted = depth.lines[0], depth.lines[1]
+    np.testing.assert_array_equal(law.get_ydata(), stale.max_delay_law)
+    np.testing.assert_array_equal(counted.get_ydata(), stale.max_delay)
+    lines = {line.get_label(): line.get_ydata() for line in messages.lines}
+    for link in stale.link.values:
+        np.testing.assert_array_equal(lines[link], stale.mean_delay_under_messages.sel(link=link))
+
+
+def test_figure_of_the_bound(runs):
+    figure = convergence_bound.draw(runs)["convergence_bound"]
+    scatter, terms, _ = figure.axes
+    points = [line for line in scatter.lines if line.get_linestyle() == "None"]
+    late, cut = points[-2:]
+    x, y = (
+        np.concatenate([getattr(line, f"get_{axis}data")() for line in points[:-2]])
+        for axis in "xy"
+    )
+    assert np.isfinite(y).sum() == int(runs.measured.notnull().sum())
+    assert (y <= x)[np.isfinite(y)].all()
+    np.testing.assert_array_equal(late.get_xdata(), runs.late_total)
+    np.testing.assert_array_equal(cut.get_xdata(), runs.late_total_without_delay)
+    lines = {line.get_label(): line for line in terms.lines}
+    case = runs.sel(convergence_bound.CASE)
+    np.testing.assert_array_equal(lines["bound"].get_ydata(), case.total)
+    np.testing.assert_array_equal(lines["delay"].get_ydata(), case.delay)
+    assert float(np.squeeze(lines["least bound"].get_xdata())) == float(case.best_step_size)
+    assert float(np.squeeze(lines["least measured"].get_xdata())) == float(case.best_measured)
+
+
+def test_a_step_size_at_the_edge_is_said():
+    data = store("pipedream_nesterov", make_input({"pipedream": 1.0}).isel(step=[1, 2]))
+    figure = pipedream_curves.draw(data)["pipedream_nesterov"]
+    assert set(get_lines(figure.axes[0])) == {"PipeDream (1/4*)"}
+    assert figure_caption(figure).endswith("A star marks" + pipedream_curves.EDGE.split("marks")[1])
+
+
+def test_match(matched):
+    figure = pipedream_match.draw(matched)["pipedream_match"]
+    (axes,) = figure.axes
+    lines = get_lines(axes)
+    assert list(lines) == list(pipedream_match.LABELS.values())
+    gap = matched.shown.sel(scheme="rpd").median("seed")
+    np.testing.assert_array_equal(lines["RPD, batches drawn"].get_ydata(), gap)
+    turn, chance = (float(matched.apart.sel(scheme=s)) for s in ("pipedream", "pipedream, drawn"))
+    words = figure_caption(figure)
+    assert f"at most {turn:.2g} times apart" in words
+    assert f"at most {chance:.2g} times where" in words
+
+
+def test_scaling(scaled):
+    (axes,) = pipedream_scaling.draw(scaled)["pipedream_scaling"].axes
+    (curve,) = [line for line in axes.lines if line.get_label() == "RPD"]
+    np.testing.assert_allclose(curve.get_ydata(), np.exp([-4, -1.6, -0.8]))
+    assert "PipeDream ends lowest with every seed at S = 2, 4, 8." in figure_caption(axes.figure)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from figures.kit.cases import LOOK, MAIN
 from figures.kit.rules import faults, figure_caption
 from figures.tabular import asymmetric, bubble_ratio, hanayo, memory, ranking, run_time
 from sweeps.kit.cases import CASES
@@ -123,3 +124,25 @@ def test_the_mean_of_hanayo_is_a_point_of_its_own(data, all_figures):
     assert tuple(mean.get_ydata()) == hanayo.PUBLISHED_MEAN
     assert min(mean.get_xdata()) > 8.5
     assert set(lines["published point"].get_ydata()) == set(hanayo.PUBLISHED.values())
+
+
+def test_equal_systems_are_one_row_of_the_ranking(data):
+    same = data.copy(deep=True)
+    same["makespan"].loc[{"system": SYSTEMS[4]}] = same.makespan.sel(system=SYSTEMS[0])
+    figure = ranking.draw(same)["ranking"]
+    rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert rows[:3] == ["formula", "table", "slow/slow, mid/mid"]
+    assert len(rows) == 10
+
+
+def test_times_are_relative_and_on_equal_axes(data, all_figures):
+    figure = all_figures["run_time"]
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    at = data.sel(MAIN_SETTING)
+    points = [(p, system) for p in (4, 8) for system in run_time.SHOWN]
+    for axes, (workers, system) in zip(figure.axes, points, strict=True):
+        lines = {line.get_label(): line.get_ydata() for line in axes.lines}
+        times = at.makespan.sel(system=system, workers=workers)
+        for name in MAIN:
+            expected = times.sel(schedule=name) / times.sel(schedule="gpipe", microbatches=8)
+            np.testing.assert_allclose(lines[LOOK[name]["label"]], expected)
