@@ -163,7 +163,8 @@ def _with_common_numbers(ranks: Sequence[Rows], notes: list[str]) -> list[Rows]:
                 f"steps: rank {rank.rank} counts {shift:+} from rank {first.rank} at the same "
                 f"times, which decide; step numbers are those of rank {first.rank}"
             )
-            rank = rank._replace(marks=[(n - shift, *times) for n, *times in rank.marks])
+            marks = [(number - shift, begin, end) for number, begin, end in rank.marks]
+            rank = rank._replace(marks=marks)
         renumbered.append(rank)
     return renumbered
 
