@@ -16,7 +16,7 @@ from typing import Any
 from pipejax.cli.app import COMMANDS, summary
 from pipejax.cli.output.schemas import FOLDER
 
-VERSION = 1  # to be raised when a key goes, is renamed, or means something else
+VERSION = 2  # to be raised when a key goes, is renamed, or means something else
 KEYS = Path(__file__).parent / "schema_keys.toml"
 NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
 ORDER = ("type", "items", "additionalProperties", "properties", "required", "description", "unit")

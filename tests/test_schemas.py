@@ -48,6 +48,16 @@ def test_every_command_has_a_schema_of_this_version():
         assert schema["version"] == VERSION
 
 
+@pytest.mark.parametrize("system", ["fast_nw_fast_cp", "mid_nw_fast_cp", "mi300x", "a100-vtrain"])
+def test_what_some_machines_lack_is_promised_of_none(answer, system):
+    size = "-m", "llama3-8b", "-y", system, "--minibatch", 8
+    run = answer("evaluate", "-s", "1f1b", "-P", 4, "-M", 8, *size)
+    reserve = float(pj.load_system(system).memory_reserve)
+    assert ("reserve" in run["memory_parts"]) == (reserve > 0)
+    best = answer("plan", *size, "--gpus", 8)["best"]
+    assert (best["evidence"] is None) == (system != "a100-vtrain")  # nobody measured runs there
+
+
 @pytest.mark.parametrize("command", [*COMMANDS])
 def test_the_recorded_answers_keep_their_schemas(command):
     schema = read_schema(command)

@@ -818,7 +818,9 @@ def test_a_schedule_that_memory_rules_out_is_named_with_its_saving(call, folder,
 
 
 @pytest.mark.parametrize(("stage", "microbatch", "odd"), [(1, 6, 5), (3, 2, 2), (0, 4, 7)])
-def test_an_odd_step_names_the_command_that_finds_its_late_op(call, folder, stage, microbatch, odd):
+def test_an_odd_step_names_the_command_that_finds_its_late_op(
+    answer, call, folder, stage, microbatch, odd
+):
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     forward = np.ones((4, 8))
     usual = pj.evaluate(table, pj.Costs(forward=forward, backward=2.0))
@@ -835,3 +837,4 @@ def test_an_odd_step_names_the_command_that_finds_its_late_op(call, folder, stag
     lost = seconds(stalled.makespan - usual.makespan)
     begin = f"late launch: {stage}F{microbatch} on worker {stage} starts 15 s late in the only step"
     assert call(*shlex.split(command))[1].startswith(f"{begin}; it costs {lost} of ")
+    assert answer(*shlex.split(command))["finding"]["ratio"] is None
