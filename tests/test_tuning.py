@@ -247,8 +247,9 @@ def test_only_the_way_that_is_asked_for_is_paid_for(capsys, monkeypatch, method)
 def test_the_number_of_settings_chooses_the_method(what, minibatch, workers, method, reason):
     workload = pj.Workload(pj.load_model("gpt-22b"), minibatch, tensor_parallel=8)
     microbatches = 0 if "size" in what else 32
-    task = front.TuningTask(ScheduleFamily("1f1b", workers), workload, SYSTEM, True, microbatches)
-    result, why = front._choose_method(task, what)
+    problem = TuningProblem.from_workload(ScheduleFamily("1f1b", workers), workload, SYSTEM)
+    joint = JointProblem(problem, tuple(what.split(",")), microbatches)
+    result, why = front._choose_method(joint)
     assert result == method
     assert re.match(reason, why)
 

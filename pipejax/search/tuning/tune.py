@@ -5,7 +5,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -36,31 +36,6 @@ from pipejax.search.tuning.rounding import MAX_EXHAUSTIVE
 
 METHODS = ("local", "exhaustive")
 MAX_JOINT_EXHAUSTIVE = 1_000_000  # settings of several parts up to which all are evaluated
-
-
-class TuningTask(NamedTuple):
-    """Model, machine and schedule to tune; `microbatches` is 0 if M is tuned."""
-
-    family: ScheduleFamily
-    workload: Workload
-    system: System
-    memory_limit: bool
-    microbatches: int = 0
-    launcher: str | None = None  # the only one that must run a setting
-    stack: str = ""  # the software, by name, if it is known
-    tell: Callable[[BestSetting], object] = id  # called with each better setting
-
-    def problem(self) -> TuningProblem:
-        """Return the tuning problem."""
-        limit = self.memory_limit
-        return TuningProblem.from_workload(
-            self.family, self.workload, self.system, memory_limit=limit
-        )
-
-    def joint(self, what: str) -> JointProblem:
-        """Return the joint tuning problem of the parts named in `what`, separated by commas."""
-        parts = tuple(what.split(","))
-        return JointProblem(self.problem(), parts, self.microbatches, self.launcher, self.stack)
 
 
 @short_repr
@@ -178,13 +153,15 @@ def tune(
     if method == "local" and (over == "size" or family.is_planned):
         raise wrong("method", f"must be exhaustive for {over}: all are evaluated, got 'local'")
     launcher = None if launcher is None else find_launcher(launcher).name
-    stack = scenario.source.stack
-    task = TuningTask(family, workload, system, not no_memory_limit, 0, launcher, stack)
     with jax.enable_x64(True):
+        problem = TuningProblem.from_workload(
+            family, workload, system, memory_limit=not no_memory_limit
+        )
+        joint = JointProblem(problem, parts, launcher=launcher, stack=scenario.source.stack)
         if "size" not in parts:
-            task = task._replace(microbatches=_microbatches(task, over, microbatch_size))
+            joint = dataclasses.replace(joint, microbatches=_microbatches(joint, microbatch_size))
         with telling("tune", on_progress) as tell:
-            return _tune(task, over, method, tell, on_best)
+            return _tune(joint, method, tell, on_best)
 
 
 def _parts(over: str | Sequence[str]) -> tuple[str, ...]:
@@ -197,32 +174,37 @@ def _parts(over: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in PARTS if name in names)
 
 
-def _microbatches(task: TuningTask, over: str, size: int | None) -> int:
+def _microbatches(joint: JointProblem, size: int | None) -> int:
     """Return the number of microbatches for a size; default: the best size with even layers."""
+    problem, workload = joint.problem, joint.problem.workload
     if size is None:
-        # if recomputation is tuned later, the size must fit with full recomputation
-        recompute = "full" if "recompute" in over else task.workload.recompute
-        workload = dataclasses.replace(task.workload, recompute=recompute)
-        return _tune(task._replace(workload=workload), "size", None).best.microbatches
-    count, remainder = divmod(task.workload.minibatch, size)
+        if "recompute" in joint.parts:
+            # recomputation is tuned later, so the size must fit with full recomputation
+            workload = dataclasses.replace(workload, recompute="full")
+            problem = TuningProblem.from_workload(
+                problem.family, workload, problem.system, memory_limit=problem.capacity < math.inf
+            )
+        sizes = dataclasses.replace(joint, problem=problem, parts=("size",))
+        return _tune(sizes, None).best.microbatches
+    count, remainder = divmod(workload.minibatch, size)
     if remainder:
         raise wrong(
-            "microbatch_size", f"{size} does not divide the minibatch of {task.workload.minibatch}"
+            "microbatch_size", f"{size} does not divide the minibatch of {workload.minibatch}"
         )
     return count
 
 
 def _tune(
-    task: TuningTask,
-    over: str,
+    joint: JointProblem,
     method: str | None,
     tell_progress: OnProgress = to_nobody,
     on_best: Callable[[Found[TunedSetting]], object] | None = None,
 ) -> Found[TunedSetting]:
     """Tune one or several parts; without a method, choose it by the number of settings."""
+    over, problem = ",".join(joint.parts), joint.problem
     reason = "as asked for"
     if method is None:
-        method, reason = _choose_method(task, over)
+        method, reason = _choose_method(joint)
     start = time.perf_counter()
 
     def answer(
@@ -231,7 +213,7 @@ def _tune(
         """Convert a setting to the public result."""
         size, layers, recomputed = (numbers.tolist() for numbers in result.setting)
         stages = {} if over == "size" else {"layers": layers, "recomputed": recomputed}
-        count = task.workload.minibatch // size
+        count = problem.workload.minibatch // size
         details = {
             "microbatch_size": size,
             "microbatches": count,
@@ -250,7 +232,7 @@ def _tune(
             microbatch_size=size,
             microbatches=count,
             memory_bytes=result.memory_bytes,
-            fits=result.memory_bytes <= float(task.system.memory_available),
+            fits=result.memory_bytes <= float(problem.system.memory_available),
             workload=result.workload,
             setting=stages,
             details=details,
@@ -266,34 +248,33 @@ def _tune(
         if on_best is not None:
             on_best(best)
 
-    task = task._replace(tell=tell)
     if over == "size":
-        result = _tune_size(task)
-    elif task.family.is_planned:
-        result = _recompute_planned(task)
+        result = _tune_size(joint, tell)
+    elif problem.family.is_planned:
+        result = _recompute_planned(joint)
     else:
-        joint = task.joint(over)
         for plain in plain_answers(joint):
             tell(plain)
         result = search_jointly(joint) if method == "exhaustive" else search_locally(joint)
     tell(result)
-    return answer(result, "iterations", _baselines(task, over))
+    return answer(result, "iterations", _baselines(joint))
 
 
-def _choose_method(task: TuningTask, what: str) -> tuple[str, str]:
+def _choose_method(joint: JointProblem) -> tuple[str, str]:
     """Choose the method by the number of settings; return it with the reason."""
-    if what == "recompute" and task.family.is_planned:
-        return "exhaustive", f"{task.family.schedule} is planned for each number of layers"
-    count = count_settings(task.joint(what))
-    limit = MAX_JOINT_EXHAUSTIVE if "," in what else MAX_EXHAUSTIVE
+    family = joint.problem.family
+    if joint.parts == ("recompute",) and family.is_planned:
+        return "exhaustive", f"{family.schedule} is planned for each number of layers"
+    count = count_settings(joint)
+    limit = MAX_JOINT_EXHAUSTIVE if len(joint.parts) > 1 else MAX_EXHAUSTIVE
     if count <= limit:
         return "exhaustive", f"{count:.0f} settings: up to {limit} are all evaluated"
     return "local", f"{count:.3g} settings: more than {limit} are too many to evaluate all"
 
 
-def _tune_size(task: TuningTask) -> BestSetting:
+def _tune_size(joint: JointProblem, tell: Callable[[BestSetting], object]) -> BestSetting:
     """Evaluate every legal microbatch size, the fewest microbatches first."""
-    joint = task.joint("size")
+    workload, system = joint.problem.workload, joint.problem.system
     plain, sizes = plain_settings(joint), list[dict[str, Any]]()
     best: BestSetting | None = None
     for row in reversed(range(len(plain.size))):
@@ -303,74 +284,75 @@ def _tune_size(task: TuningTask) -> BestSetting:
         size = plain.size[row].item()
         result = {
             "microbatch_size": size,
-            "microbatches": task.workload.minibatch // size,
+            "microbatches": workload.minibatch // size,
             "step_time": step_time.item(),
             "memory_bytes": need.item(),
             # of the machine; the capacity of the problem is infinite without a limit
-            "fits": need <= float(task.system.memory_available),
+            "fits": need <= float(system.memory_available),
         }
         sizes.insert(0, result)
         if need <= joint.problem.capacity and (best is None or step_time <= best.step_time):
             setting, step_time, need = plain.at(row), step_time.item(), need.item()
-            best = BestSetting(setting, step_time, need, len(sizes), workload=task.workload)
+            best = BestSetting(setting, step_time, need, len(sizes), workload=workload)
         if best is not None:
             best = best._replace(evaluated=len(sizes), sizes=[*sizes])
-            task.tell(best)
+            tell(best)
     if best is None:
         joint.pick(plain, joint.times(plain), len(sizes))  # raises an error with the reason
         raise NothingFitsError
     return best._replace(is_proven=True)
 
 
-def _recompute_planned(task: TuningTask) -> BestSetting:
+def _recompute_planned(joint: JointProblem) -> BestSetting:
     """Try each number of recomputed layers, equal on all stages, with a schedule planned for it."""
-    layers = task.problem().assigned.layers
-    answers = [_planned_setting(task, count) for count in range(int(layers.max()) + 1)]
-    if task.launcher is not None:
-        run = task.family.table(task.microbatches), task.system, task.stack, task.launcher
+    problem = joint.problem
+    counts = range(int(problem.assigned.layers.max()) + 1)
+    answers = [_planned_setting(joint, count) for count in counts]
+    if joint.launcher is not None:
+        table = problem.family.table(joint.microbatches)
+        run = table, problem.system, joint.stack, joint.launcher
         answers = [
             answer
             for answer in answers
             if answer.workload and not machine_launches(answer.workload, *run)[0].lacks
         ]
-    capacity = float(task.system.memory_available) if task.memory_limit else math.inf
-    fitting = [answer for answer in answers if answer.memory_bytes <= capacity]
+    fitting = [answer for answer in answers if answer.memory_bytes <= problem.capacity]
     if not fitting:
         raise NothingFitsError("recompute: no number of recomputed layers fits in memory")
     best = min(fitting, key=lambda answer: answer.step_time)
     return best._replace(evaluated=len(answers))
 
 
-def _planned_setting(task: TuningTask, count: int) -> BestSetting:
+def _planned_setting(joint: JointProblem, count: int) -> BestSetting:
     """Plan the schedule for `count` recomputed layers per stage, and evaluate the step."""
-    recompute = "full" if count else "none"
-    workload = dataclasses.replace(task.workload, recompute=recompute, recompute_layers=count)
-    new_price = functools.partial(price, workload, task.system)
-    family = dataclasses.replace(task.family, price=new_price)
-    problem = task._replace(workload=workload, family=family).problem()
-    assigned = problem.assigned
-    size = np.array(workload.minibatch // task.microbatches)
-    setting = Settings(size, *(np.asarray(stages, int) for stages in assigned))
-    step_time, need = problem.evaluate(task.microbatches, assigned)
+    recompute, system = "full" if count else "none", joint.problem.system
+    workload = dataclasses.replace(
+        joint.problem.workload, recompute=recompute, recompute_layers=count
+    )
+    new_price = functools.partial(price, workload, system)
+    family = dataclasses.replace(joint.problem.family, price=new_price)
+    problem = TuningProblem.from_workload(family, workload, system)
+    size = np.array(workload.minibatch // joint.microbatches)
+    setting = Settings(size, *(np.asarray(stages, int) for stages in problem.assigned))
+    step_time, need = problem.evaluate(joint.microbatches, problem.assigned)
     return BestSetting(setting, step_time, need, evaluated=1, workload=workload)
 
 
-def _baselines(task: TuningTask, what: str) -> dict[str, float | None]:
+def _baselines(joint: JointProblem) -> dict[str, float | None]:
     """Return the step times [s] of usual settings by name; None if they do not fit."""
-    if what == "size" or "," in what:
+    if len(joint.parts) > 1 or joint.parts == ("size",):
         return {}
-    problem = task.problem()
-    even = problem.assigned
+    (part,), problem, even = joint.parts, joint.problem, joint.problem.assigned
     results: dict[str, tuple[float, float]] = {}  # step time [s] and need of memory [B]
-    if task.family.is_planned:
+    if problem.family.is_planned:
         for name, count in (("none", 0), ("full", int(even.layers.max()))):
-            setting = _planned_setting(task, count)
+            setting = _planned_setting(joint, count)
             results[name] = setting.step_time, setting.memory_bytes
     else:
         none, full = (StageLayers(even.layers, share * even.layers) for share in (0, 1))
-        settings = {"layers": {"even": even}, "recompute": {"none": none, "full": full}}[what]
+        settings = {"layers": {"even": even}, "recompute": {"none": none, "full": full}}[part]
         for name, assigned in settings.items():
-            results[name] = problem.evaluate(task.microbatches, assigned)
+            results[name] = problem.evaluate(joint.microbatches, assigned)
     return {
         name: step_time if need <= problem.capacity else None
         for name, (step_time, need) in results.items()
