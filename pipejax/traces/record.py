@@ -1,6 +1,7 @@
 """A measured run: the slices of time of every worker of every replica, as arrays."""
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -187,24 +188,18 @@ def transfers(trace: Trace, dependencies: Dependencies) -> tuple[Slices, Slices]
     return producers, consumers
 
 
-# workers of a collective, by a word in the name of its phase; the first match counts. "replicas":
-# all copies of a stage; "ends": first and last worker of a pipeline; "all": all workers of all
-# replicas; "alone": no other worker of a trace (tensor parallelism)
-SCOPES: tuple[tuple[str, str], ...] = (
-    ("layernorm", "alone"),
-    ("embedding", "ends"),
-    ("clip", "all"),
-    ("all-gather", "replicas"),
-    ("all_gather", "replicas"),
-    ("allgather", "replicas"),
-    ("reduce-scatter", "replicas"),
-    ("reduce_scatter", "replicas"),
-    ("all-reduce", "replicas"),
-    ("all_reduce", "replicas"),
-    ("allreduce", "replicas"),
-)
+# workers of a collective, by a pattern in the name of its phase; the first match counts.
+# "replicas": all copies of a stage; "ends": first and last worker of a pipeline; "all": all workers
+# of all replicas; "alone": no other worker of a trace (tensor parallelism)
+SCOPES = {
+    "layernorm": "alone",
+    "embedding": "ends",
+    "clip": "all",
+    "all[-_]?(gather|reduce)|reduce[-_]?scatter": "replicas",
+}
 
 
 def collective_scope(phase: str) -> str | None:
     """Return the scope of a collective with this name; None if the name is no collective's."""
-    return next((scope for word, scope in SCOPES if word in phase.lower()), None)
+    scopes = (scope for pattern, scope in SCOPES.items() if re.search(pattern, phase.lower()))
+    return next(scopes, None)

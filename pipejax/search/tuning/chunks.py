@@ -6,8 +6,7 @@ chunks, whole tokens move from chunk to chunk, from the best of many starts, as 
 """
 
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ from pipejax.schedules.naming import build
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import GAP, TIME_LIMIT, Found
+from pipejax.search.orders.permutations import LocalSearch
 from pipejax.search.tuning.rounding import improve, swaps
 
 MAX_CHUNKS = 64  # by default
@@ -118,17 +118,22 @@ def chunks(
     times: dict[str, Any] = {"fixed": fixed, "per_token": per_token, "per_pair": per_pair}
     times["per_prefix_token"] = per_prefix_token
     messages = {"latency": latency, "transmit_per_token": transmit_per_token}
-    search = _ChunkSearch(tokens, num_workers, multiple, times, messages, Links.resolve(link), seed)
     numbers = range(1, min(max_chunks, MAX_CHUNKS) + 1) if num_chunks is None else [num_chunks]
-    with telling("cut", on_progress) as tell:
-        for done, best_text in enumerate(search.run(numbers, time_limit)):
-            tell(done, len(numbers), best_text)
+    links = Links.resolve(link)
+    search = _ChunkSearch(tokens, num_workers, multiple, times, messages, links, seed, numbers)
+    with telling("cut", on_progress) as tell_progress:
+
+        def tell(done: float, total: float | None, text: str) -> None:
+            tell_progress(done, total, text)
             if on_best is not None:
-                on_best(search.result)
-    return search.result
+                on_best(search.result("interrupted"))
+
+        search.step(0)
+        tell(0, len(numbers), f"best {search.value:.6g} s")
+        return search.run(len(numbers) - 1, time_limit, tell, GAP)
 
 
-class _ChunkSearch:
+class _ChunkSearch(LocalSearch[PromptChunks]):
     """State of a search: the best cut so far, and a lower bound per number of chunks."""
 
     def __init__(
@@ -140,39 +145,27 @@ class _ChunkSearch:
         messages: dict[str, float],
         links: Links,
         seed: int,
+        counts: Sequence[int],
     ) -> None:
+        super().__init__(seed)
         self.tokens, self.num_workers, self.multiple = tokens, num_workers, multiple
         self.times = checked_times(num_workers, **compute_times)
         self.latency, self.rate = (times[0] for times in checked_times(1, **messages))
         self.time_arguments: dict[str, Any] = compute_times | messages
-        self.links, self.rng = links, np.random.default_rng(seed)
-        self.evaluated, self.value = 0, np.inf
+        self.links, self.value = links, np.inf
+        self._numbers = sorted((self._bound(count), count) for count in counts)
+        self.lower_bound, _ = self._numbers[0]
 
-    def run(self, counts: Sequence[int], time_limit: float | None) -> Iterator[str]:
-        """Try each number of chunks, lowest bound first; yield the best time so far as text."""
-        start_time, is_late = time.monotonic(), False
-        bounds = {count: self._bound(count) for count in counts}
-        for bound, count in sorted((bound, count) for count, bound in bounds.items()):
-            is_late = time_limit is not None and time.monotonic() > start_time + time_limit
-            if bound >= self.value * (1 - GAP) or (is_late and self.value < np.inf):
-                break
+    def step(self, iteration: int) -> None:
+        """Try the number of chunks with the next lowest bound, unless it cannot save enough."""
+        bound, count = self._numbers[iteration]
+        if bound < self.value * (1 - GAP):
             self._search_cuts(count)
-            self.result = self._result(bounds, "interrupted")
-            yield f"{self.value:.4g} s"
-        # "iterations": local searches ended, and the bounds exclude counts that were not tried
-        least_bound, stopped = min(bounds.values()), "iterations"
-        if least_bound >= self.value * (1 - 1e-12):
-            stopped = "optimal"
-        elif least_bound >= self.value * (1 - GAP):
-            stopped = "gap"
-        elif is_late:
-            stopped = "time"
-        self.result = self._result(bounds, stopped)
+            self.lower_bound = min(self.lower_bound, self.value)
 
-    def _result(self, bounds: Mapping[int, float], stopped: str) -> Found[PromptChunks]:
-        """Return the best cut so far, with a lower bound over all numbers of chunks."""
-        bound = min(*bounds.values(), self.value)
-        return Found(self.best, self.value, bound, self.baselines, self.evaluated, stopped)
+    def best_so_far(self) -> tuple[PromptChunks, float]:
+        """Return the best cut, and its makespan [s]."""
+        return self.best, self.value
 
     def _bound(self, count: int) -> float:
         """Return a lower bound [s] on all cuts into `count` chunks, valid for any link model."""

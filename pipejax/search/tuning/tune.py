@@ -17,7 +17,6 @@ from pipejax.base.progress import OnProgress, telling, to_nobody
 from pipejax.costs.edits import PairFactor, SlowWorkers
 from pipejax.costs.model.launchers import find_launcher, machine_launches
 from pipejax.costs.model.workload import StageLayers, Workload
-from pipejax.costs.system.system import System
 from pipejax.search.found import Found
 from pipejax.search.tuning.joint import (
     PARTS,

@@ -143,21 +143,16 @@ def _match_steps(ranks: Sequence[Rows], begins: Sequence[NumpyArray]) -> list[Nu
 def _with_common_numbers(ranks: Sequence[Rows], notes: list[str]) -> list[Rows]:
     """Renumber the marks of ranks whose steps of a number are never at the time of the others'."""
     first = next(rank for rank in ranks if rank.marks)
-    spans = {number: (begin, end) for number, begin, end in first.marks}
     renumbered = []
     for rank in ranks:
-        shifts = {
-            number - other
+        overlaps = [
+            (number, other, other_begin < (begin + end) / 2 < other_end)
             for number, begin, end in rank.marks
-            for other, (other_begin, other_end) in spans.items()
-            if other_begin < (begin + end) / 2 < other_end
-        }
-        is_alike = any(
-            begin < spans[number][1] and spans[number][0] < end
-            for number, begin, end in rank.marks
-            if number in spans
-        )
-        if len(shifts) == 1 and not is_alike:
+            for other, other_begin, other_end in first.marks
+            if begin < other_end and other_begin < end
+        ]
+        shifts = {number - other for number, other, is_centred in overlaps if is_centred}
+        if len(shifts) == 1 and all(number != other for number, other, _ in overlaps):
             (shift,) = shifts
             notes.append(
                 f"steps: rank {rank.rank} counts {shift:+} from rank {first.rank} at the same "
