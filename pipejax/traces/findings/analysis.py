@@ -311,16 +311,19 @@ def _slow_places(shares: Attribution, fault: Fault | None) -> Sequence[Suspect]:
     if share is not None:
         why = f"{share.name} is over the mean"
         name = share.name.removeprefix("worker ")
-        suspect = Suspect("worker", name, share.saves, ratio=None, z=0.0, why=why, place={})
+        worker, replica = map(int, name.split(" of replica "))
+        place = {"worker": worker, "replica": replica}
+        suspect = Suspect("worker", name, share.saves, ratio=None, z=0.0, why=why, place=place)
         places.append(suspect)
     if fault is not None and (fault.link or fault.worker is not None):
-        kind, name = "worker", str(fault.worker)
+        kind, name, place = "worker", str(fault.worker), {"worker": fault.worker}
         if fault.stage is not None:
-            kind, name = "stage", str(fault.stage)
+            kind, name, place = "stage", str(fault.stage), {"stage": fault.stage}
         elif fault.link:
             kind, name = "link", "worker {} to {} and back".format(*fault.link)
+            place = dict(zip(("source", "target"), fault.link, strict=True)) | {"ways": 2}
         why = fault.why.partition("; ")[0]
-        suspect = Suspect(kind, name, fault.seconds, ratio=None, z=0.0, why=why, place={})
+        suspect = Suspect(kind, name, fault.seconds, ratio=None, z=0.0, why=why, place=place)
         places.append(suspect)
     return sorted(places, key=lambda place: -place.seconds)
 
