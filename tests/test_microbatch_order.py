@@ -287,3 +287,22 @@ def test_what_a_model_says_of_microbatches_that_differ(tmp_path, call):
     assert longer["tokens_per_second"] * longer["makespan"] == pytest.approx(5 * 2048)
     code, _, err = call("evaluate", *ONE, *scale)
     assert (code, "--microbatch-scale needs op times" in err) == (2, True)
+
+
+@pytest.mark.parametrize("rules", ["B@stage1*2", "F@stage0*2,B@stage0*3", "B@microbatch2*4", "B*2"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved-1f1b"])
+def test_times_of_microbatches_in_another_order_can_be_scaled(answer, schedule, rules):
+    # microbatches of 1, 3, 1, 2 times the length, in the order 1 0 3 2, are of 3, 1, 2, 1 times
+    line = ["evaluate", "-s", schedule, "-P", 4, "-M", 4, "-T", "F=1,B=2", "--scale", rules]
+    ordered = answer(*line, "--microbatch-scale", "1,3,1,2", "--microbatch-order", "1,0,3,2")
+    assert ordered["makespan"] == answer(*line, "--microbatch-scale", "3,1,2,1")["makespan"]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "looped-bfs"])
+def test_a_memory_limit_goes_with_times_by_microbatch(schedule):
+    lengths = np.array([1.0, 1.2, 1.0, 1.0, 2.0, 1.0, 1.0, 1.0])
+    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=8)
+    forward = np.linspace(1.0, 1.1, table.num_stages)[:, None] * lengths
+    result = pj.explain(table, pj.Costs(forward=forward, backward=2 * forward), memory_limit=8)
+    assert result.remedies
+    assert all(remedy.fits for remedy in result.remedies)

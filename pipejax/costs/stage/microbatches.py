@@ -166,9 +166,8 @@ def in_order(costs: Costs, order: Int[NumpyArray, "*batch microbatches"]) -> Cos
 
 def map_microbatches(function: Callable[[Any], Any], costs: Costs) -> Costs:
     """Apply a function to each cost that has an axis of microbatches, its last axis."""
-    return unchecked_costs(
-        {
-            name: function(time) if differs_by_microbatch(name, time) else time
-            for name, time in vars(costs).items()
-        }
-    )
+    times = {
+        name: function(time) if differs_by_microbatch(name, time) else time
+        for name, time in vars(costs).items()
+    }
+    return unchecked_costs(times, getattr(costs, "filled_in", None))
