@@ -1,6 +1,7 @@
 """Schedules with very many microbatches, by the max-plus algebra of one period.
 
-A period maps the finish times of its frontier to those of the next frontier: a matrix T in the
+A frontier is the nodes before a column that later nodes wait for, and the latest finish so far. A
+period maps the finish times of its frontier to those of the next frontier: a matrix T in the
 max-plus semiring, whose product adds along paths and keeps the longest. With n more periods, the
 finish times are C T^n A, with the matrices A and C of the columns before and after the periods: a
 million microbatches take some twenty squarings. The eigenvalue of T, the largest mean weight of a
@@ -25,7 +26,7 @@ from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import NodeCosts, price, program_for
 from pipejax.engine.steady_state import Piece, steady_state
 
-LAST_END_INDEX = 1  # entry of a frontier that holds the last end so far
+LAST_END_INDEX = 1  # entry of a frontier that holds the latest finish so far
 BIT_BLOCK = 8  # numbers of bits are multiples of this: extra products cost less than a compilation
 
 Matrix = Float[Array, "outputs inputs"]
@@ -86,8 +87,7 @@ def extrapolated_makespans(
     pieces = [(period.lead_in, period.piece) for period in steady.periods]
     added_microbatches = num_steps * steady.microbatches
     exponents = [added_microbatches // period.microbatches for period in steady.periods]
-    # in binary, the lowest bit first: no integer type of JAX holds all numbers. With 8 bits, 6 is
-    # 0 1 1 0 0 0 0 0.
+    # bits, as no integer type of JAX holds all numbers; the lowest first: 6 is 0 1 1 0 0 0 0 0
     num_bits = -(-max(exponents).bit_length() // BIT_BLOCK) * BIT_BLOCK
     bits = [[exponent >> bit & 1 for bit in range(num_bits)] for exponent in exponents]
     arguments = pieces, steady.last_piece, np.array(bits, bool)
@@ -188,7 +188,7 @@ def _cycle_time(costs: NodeCosts, pieces: list[Piece], microbatches: Array) -> F
 def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:
     """Return a piece's max-plus matrix: longest paths [s] from its inputs to its outputs."""
     # `paths` (inputs and nodes, inputs): the longest path from each input. Inputs start as the
-    # max-plus identity, 0 on the diagonal and -inf elsewhere; the recurrence fills the nodes' rows.
+    # max-plus identity, 0 on the diagonal and -inf elsewhere; `fill_row` adds the nodes' rows.
     duration, lag = map(jnp.asarray, costs)
     size = piece.num_inputs
     identity = jnp.where(jnp.eye(size, dtype=bool), 0, -jnp.inf).astype(duration.dtype)
@@ -196,16 +196,16 @@ def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:
         [identity, jnp.full((len(piece.nodes), size), -jnp.inf, identity.dtype)]
     )
 
-    def step(paths: Array, inputs: tuple[Array, Array, Array, Array]) -> tuple[Array, None]:
-        """Set a node's row: the longest paths from all inputs, by the recurrence."""
-        row, preds, seconds, lags = inputs
+    def fill_row(paths: Array, node: tuple[Array, Array, Array, Array]) -> tuple[Array, None]:
+        """Set a node's row: the longest paths [s] from all inputs to its end."""
+        row, preds, seconds, lags = node
         return paths.at[row].set((paths[preds] + lags[:, None]).max(axis=0) + seconds), None
 
     nodes = jnp.asarray(piece.nodes)
     rows = size + jnp.arange(len(piece.nodes))
     preds = jnp.asarray(piece.preds)
-    paths, _ = jax.lax.scan(step, paths, (rows, preds, duration[nodes], lag[nodes]))
-    # one entry of a frontier is no node but the last end so far: the sinks join it
+    paths, _ = jax.lax.scan(fill_row, paths, (rows, preds, duration[nodes], lag[nodes]))
+    # the last end so far, an entry of each frontier: nodes that no node waits for may be later
     ends = jnp.concatenate([paths[LAST_END_INDEX, None], paths[piece.sinks]]).max(axis=0)
     return paths[piece.outputs].at[LAST_END_INDEX].set(ends)
 

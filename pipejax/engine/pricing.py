@@ -97,10 +97,11 @@ def with_columns_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> 
 def cost_vector(program: Program, costs: Costs) -> Vector:
     """Flatten costs to a vector (costs) [s], in the order of `CostLayout`.
 
-    NumPy does so on the host, without compilation, if no cost is a JAX array.
+    Without JAX arrays among the costs, this runs in NumPy and compiles nothing.
     """
     layout = program.layout
-    # the check asks for a pair's time by stage, and here it may be by kind of pair
+    # times of fused pairs may be by kind of pair (F and B of which stages) here: they are not
+    # checked to be by stage
     stage_costs = unchecked_costs({**vars(costs), "pair": None}) if layout.has_pair_times else costs
     stage_costs.check_shapes(*layout.sizes)
     check_known(program, costs)

@@ -233,7 +233,7 @@ class _Columns:
 
 
 def _backwards_of_pairs(program: Program) -> dict[int, Key]:
-    """Return the kind and microbatch of each fused pair's backward, by the pair's node."""
+    """Return, by the node of each fused pair, its backward's kind and microbatch."""
     layout = program.layout
     pair_nodes, microbatch = np.asarray(program.fused).T
     pair = np.asarray(program.duration_index)[pair_nodes] - layout.first_pair

@@ -55,8 +55,7 @@ class RuntimeRun(NamedTuple):
     gradient_error: float
     loss: float  # mean over the microbatches
     loss_error: float  # relative difference to the loss of the model without a pipeline
-    # cells that the runtime does not execute, by phase, and why
-    left_out: Mapping[str, str] = {}
+    left_out: Mapping[str, str] = {}  # cells that the runtime does not execute, by phase, and why
     step_times: Sequence[float] = ()  # measured steps [s]
     predicted: float | None = None  # makespan at the times of the profile [s]
     profile: Mapping[str, Sequence[float]] = {}  # [s] of an op by phase letter, by stage

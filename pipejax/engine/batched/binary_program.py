@@ -26,7 +26,7 @@ Unsigned = jax.numpy.uint32  # an index without a sign needs no test for being n
 GROUP = 8  # ops of one iteration; their choices fill a byte
 BUCKETS = 8  # sizes grow by this factor from bucket to bucket
 LEAST_OPS, LEAST_SLOTS, LEAST_ROWS = 512, 128, 64  # the smallest bucket of each size
-MAX_RUN = 255  # uses that one byte can count
+MAX_TALLY = 255  # uses that one byte can count
 STRETCH = 2048  # ops whose uses are counted together: their part of the path stays in cache
 
 Column = Int[NumpyArray, " ops"]
@@ -186,8 +186,8 @@ class BackwardProgram:
     # a stretch of `STRETCH` ops has two rows for each: is it on the path, and its second operand
 
     uses: UIntArray  # (uses) row of a stretch by which a cost counts
-    runs: UIntArray  # (runs, 3) row of costs, first use, one after its last
-    starts: UIntArray  # (stretches + 1) first run of each stretch, and the end of the last
+    tallies: UIntArray  # (tallies, 3) row of costs, its first use, one after its last use
+    starts: UIntArray  # (stretches + 1) first tally of each stretch, and the end of the last
     num_ops: UIntArray  # ops without padding
 
 
@@ -237,39 +237,38 @@ def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
 def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
     """Encode the ops that use each cost row as padded arrays, to count uses on critical paths."""
     # A node's own cost counts if its op is on the path, a lag if the path continues over it. Uses
-    # are sorted by cost row within each stretch, and cut into runs that a byte can count.
+    # are sorted by cost row within each stretch, and cut into tallies, which a byte can count.
     row = rows.row_of_position
     cost_row = np.concatenate([row[ops.duration], row[ops.lag]])  # of two uses of each op
     stretch, op = np.divmod(np.tile(np.arange(ops.num_ops), 2), STRETCH)
     order = np.lexsort((cost_row, stretch))
     order = order[cost_row[order] != ZERO_ROW]
-    # op k of a stretch has rows 2 k and 2 k + 1
-    uses = 2 * op + np.repeat([0, 1], ops.num_ops)
-    # row + rows * stretch, so that no run crosses from a stretch to the next
-    runs = _runs(cost_row[order] + len(rows.terms) * stretch[order])
-    run_stretch, runs[:, 0] = np.divmod(runs[:, 0], len(rows.terms))
+    uses = 2 * op + np.repeat([0, 1], ops.num_ops)  # op k of a stretch has rows 2 k and 2 k + 1
+    # row + rows * stretch, so that no tally crosses from a stretch to the next
+    tallies = _tallies(cost_row[order] + len(rows.terms) * stretch[order])
+    tally_stretch, tallies[:, 0] = np.divmod(tallies[:, 0], len(rows.terms))
     padded_ops = bucket_size(ops.num_ops, LEAST_OPS)
     stretches = -(-padded_ops // STRETCH)
-    starts = np.searchsorted(run_stretch, np.arange(stretches + 1))
+    starts = np.searchsorted(tally_stretch, np.arange(stretches + 1))
     return BackwardProgram(
         uses=pad_rows(uses[order, None], 2 * padded_ops)[:, 0],  # two costs of each op
-        runs=pad_rows(runs, bucket_size(len(runs), padded_ops)),
+        tallies=pad_rows(tallies, bucket_size(len(tallies), padded_ops)),
         starts=starts.astype(Unsigned),
         num_ops=np.array(ops.num_ops, Unsigned),
     )
 
 
-def _runs(row: Int[NumpyArray, " uses"]) -> Int[NumpyArray, "runs 3"]:
-    """Cut uses into runs of one cost row, at most `MAX_RUN` long: (cost row, start, stop)."""
-    # With MAX_RUN 2, rows 5 5 5 8 have groups from 0 to 3 and 3 to 4, in 2 and 1 runs: the starts
-    # 0 0 3 plus 2 times the index in the group, 0 1 0, are 0 2 3, and the stops 2 3 4.
+def _tallies(row: Int[NumpyArray, " uses"]) -> Int[NumpyArray, "tallies 3"]:
+    """Cut uses into tallies of one cost row, at most `MAX_TALLY` long: (cost row, start, stop)."""
+    # With MAX_TALLY 2, rows 5 5 5 8 are equal from 0 to 3 and 3 to 4, in 2 and 1 tallies: starts
+    # 0 0 3 plus 2 times the number among equal rows, 0 1 0, are 0 2 3, and stops 2 3 4.
     first = np.flatnonzero(np.diff(row, prepend=-1))
-    last = np.append(first[1:], len(row))
-    num_runs = -(-(last - first) // MAX_RUN)
-    start = np.repeat(first, num_runs)
-    index = np.arange(len(start)) - np.repeat(np.cumsum(num_runs) - num_runs, num_runs)
-    start = start + MAX_RUN * index
-    stop = np.minimum(start + MAX_RUN, np.repeat(last, num_runs))
+    end = np.append(first[1:], len(row))
+    num_tallies = -(-(end - first) // MAX_TALLY)
+    start = np.repeat(first, num_tallies)
+    number = np.arange(len(start)) - np.repeat(np.cumsum(num_tallies) - num_tallies, num_tallies)
+    start = start + MAX_TALLY * number
+    stop = np.minimum(start + MAX_TALLY, np.repeat(end, num_tallies))
     return np.stack([row[start], start, stop], axis=1)
 
 

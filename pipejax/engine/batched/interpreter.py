@@ -252,8 +252,7 @@ def _run_level(
             if first_lag:
                 first_value += take_row(cost, first_lag[0])
             second_value = take_row(read, second) + take_row(cost, lag)
-            # at a tie the first operand, as everywhere
-            second_wins = second_value > first_value
+            second_wins = second_value > first_value  # at a tie the first operand, as everywhere
             value = jax.lax.select(second_wins, second_value, first_value)
             written = put_row(written, value + take_row(cost, duration), slot)
         return written

@@ -307,32 +307,33 @@ def _counts(
     terms: UIntArray, backward: BackwardProgram, on_path: Array, counts: Array, stretch: Array
 ) -> Array:
     """Add a stretch's uses of costs to counts (columns, configurations); column 0 is no cost."""
-    # A use is an op on the path that reads a cost row, the sum of two columns; a run is a series of
-    # uses of one row, no longer than a byte can count. Runs are added up in the result's type.
+    # A use is a duration of an op, or the lag of its second operand: a row of `on_path` says for
+    # which configurations it is on the path. A tally (cost row, first use, end of uses) counts the
+    # uses of a cost row, the sum of two columns (`terms[row]`), no more than fit into a byte.
     is_bits = on_path.dtype == jnp.uint8
     # row i takes bit i of every byte, that is configurations i * width to (i + 1) * width - 1 (see
     # `_choice`), so the rows one after the other are in the order of the batch
     shape = (BITS if is_bits else 1, on_path.shape[1])
     bit = jnp.uint8(1) << jax.lax.broadcasted_iota(jnp.uint8, shape, 0)
 
-    def run(r: Array, counts: Array) -> Array:
-        """Add the uses of one cost row in run r to the counts of the row's two columns."""
-        row, first, end = (backward.runs[r, c] for c in range(3))
+    def add_tally(t: Array, counts: Array) -> Array:
+        """Add to the counts of both columns of tally t how many of its uses are on the path."""
+        row, first, end = (backward.tallies[t, c] for c in range(3))
 
-        def use(k: Array, total: Array) -> Array:
-            """Count use k in the configurations where its op, or second operand, is on the path."""
-            share = take_row(on_path, backward.uses[k])
-            return total + (jnp.minimum(share & bit, 1) if is_bits else share)
+        def add_use(k: Array, total: Array) -> Array:
+            """Add use k to the total (shape) of each configuration; bits 0 0 8 0 add 0 0 1 0."""
+            use_path = take_row(on_path, backward.uses[k])
+            return total + (jnp.minimum(use_path & bit, 1) if is_bits else use_path)
 
-        total = count_up(first, end, use, jnp.zeros(shape, on_path.dtype))
-        run_counts = total.astype(counts.dtype).reshape(1, -1)
+        total = count_up(first, end, add_use, jnp.zeros(shape, on_path.dtype))
+        total_row = total.astype(counts.dtype).reshape(1, -1)
 
-        def term(index: Array, counts: Array) -> Array:
-            """Add the counts of the run to the column of term k."""
-            column = terms[row, index]
-            return put_row(counts, take_row(counts, column) + run_counts, column)
+        def add_to_column(k: Array, counts: Array) -> Array:
+            column = terms[row, k]
+            return put_row(counts, take_row(counts, column) + total_row, column)
 
-        # the second term may be the column of zeros
-        return count_up(0, Unsigned(1) + jnp.minimum(terms[row, 1], 1), term, counts)
+        has_second = jnp.minimum(terms[row, 1], 1)  # column 0 is no cost
+        return count_up(0, Unsigned(1) + has_second, add_to_column, counts)
 
-    return count_up(backward.starts[stretch], backward.starts[stretch + Unsigned(1)], run, counts)
+    bounds = backward.starts[stretch], backward.starts[stretch + Unsigned(1)]
+    return count_up(*bounds, add_tally, counts)

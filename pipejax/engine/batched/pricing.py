@@ -52,8 +52,7 @@ def priced_on_host(
     """
     leaves, structure = jax.tree.flatten(at)
     size, ends = batch_length((at, rows)), np.cumsum([0, *(leaf[0].size for leaf in leaves)])
-    # forward mode: derivatives of the numbers by themselves are the identity matrix
-    numbers = []
+    numbers = []  # forward mode: derivatives of the numbers by themselves are the identity matrix
     for k, leaf in enumerate(leaves):
         identity = np.eye(leaf[0].size).reshape(1, leaf[0].size, *leaf.shape[1:])
         numbers.append(Many(np.asarray(leaf), {str(k): identity} if slopes else {}))

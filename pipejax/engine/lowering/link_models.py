@@ -36,7 +36,7 @@ def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -
     `order.messages` are edges between cells, `sent` the same messages between nodes (in helpers
     too). Return `sent` with the node that carries each message, and the lag of its arrival.
     """
-    # The order of these edges matters, because at a tie the first edge into a node wins:
+    # The order of these edges matters: at a tie the first edge into a node wins:
     # 1. into a transfer, from the op that makes the message;
     # 2. from the transfer before it in a queue of either worker, or on its shared or own link;
     # 3. from the ops before its cells, if SEND and RECV are posted by program;

@@ -65,14 +65,12 @@ class Instructions(NamedTuple):
     read: Int[NumpyArray, "slots workers steps"]  # activation that is read
     write: Int[NumpyArray, "slots workers steps"]  # where it is kept
     free: Int[NumpyArray, "slots workers steps"]  # activation that is dropped
-    # of stage and microbatch in the other buffers
-    place: Int[NumpyArray, "slots workers steps"]
+    place: Int[NumpyArray, "slots workers steps"]  # entry of gradients and of host memory
     seed: Int[NumpyArray, "slots workers steps"]  # of the gradient of the loss
     microbatch: Int[NumpyArray, "slots workers steps"]  # whose loss that is
     copy: Int[NumpyArray, "slots workers steps"]  # of the stage, in weights and gradients
     activation_to: Int[NumpyArray, "slots workers shifts"]  # where an activation that arrives goes
-    # place of an arriving input gradient
-    gradient_to: Int[NumpyArray, "slots workers shifts"]
+    gradient_to: Int[NumpyArray, "slots workers shifts"]  # place of an arriving input gradient
 
 
 def lockstep_slots(table: ScheduleTable) -> Int[NumpyArray, " cells"]:

@@ -91,27 +91,29 @@ def _initial_state(
     data: TrainingData,
 ) -> WorkerState:
     """Return the initial buffers of all workers: weights, and inputs of the first stage."""
-    # Buffers end with a spare entry, which unused instructions read and write.
+    # A buffer has an entry for each stage of the worker and microbatch, NaN until it is written,
+    # and a spare entry, which unused instructions read and write. Activations have two entries:
+    # as they arrive, and as the backward needs them.
     block = model.batch_size, model.hidden
     activations = np.full((sizes.workers, 2 * sizes.places + 1, *block), np.nan)
-    gradients = np.full((sizes.workers, sizes.places + 1, *block), np.nan)
+    empty = np.full((sizes.workers, sizes.places + 1, *block), np.nan)
     microbatch = np.arange(table.num_microbatches)
     first_worker = table.placement[table.pipe_of_microbatch, 0]
-    place = local_index[first_worker, 0] * table.num_microbatches + microbatch
-    activations[first_worker, place] = data.input
+    entry = local_index[first_worker, 0] * table.num_microbatches + microbatch
+    activations[first_worker, entry] = data.input
     worker, stage = np.nonzero(local_index != NOWHERE)  # of each copy of a stage
 
-    def held(leaf: NumpyArray) -> Array:
+    def worker_weights(leaf: NumpyArray) -> Array:
+        """Copy weights (stages, ...) to the workers with these stages: (workers, copies, ...)."""
         weights = np.full((sizes.workers, sizes.copies, *leaf.shape[1:]), np.nan)
         weights[worker, local_index[worker, stage]] = leaf[stage]
         return jnp.asarray(weights)
 
-    parameters = stage_parameters(table.num_stages, model)
-    weights = jax.tree.map(held, parameters)
+    weights = jax.tree.map(worker_weights, stage_parameters(table.num_stages, model))
     return WorkerState(
         activations=jnp.asarray(activations),
-        gradients=jnp.asarray(gradients),
-        host=jnp.asarray(gradients),
+        gradients=jnp.asarray(empty),
+        host=jnp.asarray(empty),
         weights=weights,
         sums=jax.tree.map(jnp.zeros_like, weights),
         losses=jnp.full((sizes.workers, sizes.microbatches + 1), jnp.nan),
