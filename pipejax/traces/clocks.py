@@ -111,7 +111,7 @@ def _lead_bounds(
     sources: Int[NumpyArray, " transfers"],
     targets: Int[NumpyArray, " transfers"],
 ) -> Float[NumpyArray, "workers workers"]:
-    """Return [a, b]: upper bounds on the lead of clock b over a [s]; inf without a transfer."""
+    """Return [a, b]: bound [s] on how far clock b is ahead of clock a; inf without messages."""
     size = len(workers)
     upper = np.full((size, size), math.inf)
     sender, receiver = (np.searchsorted(workers, trace.worker[ends]) for ends in (sources, targets))

@@ -187,7 +187,7 @@ def _name(what: str, name: str, place: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _slice(replayed: Replay, row: int, pid: int, tid: int, start: float) -> dict[str, Any]:
-    """Return the Perfetto event of slice `row`, `start` seconds after its pipeline's start."""
+    """Return the Perfetto event of a slice, which begins `start` seconds after its pipeline."""
     trace = replayed.pipelines.trace
     stage, microbatch = int(trace.stage[row]), int(trace.microbatch[row])
     name = trace.phases[trace.phase[row]]

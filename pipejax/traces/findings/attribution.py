@@ -170,7 +170,10 @@ class JobSteps:
     """Steps of a job whose replicas run the same tables, as one graph with recorded durations."""
 
     def __init__(self, replayed: Replay, positions: Mapping[int, Sequence[int]]) -> None:
-        """Build the graph of the pipelines at these positions, by step; one per replica."""
+        """Build the graph of some steps; `positions` has each replica's pipeline, by step."""
+        # (steps, nodes): `slice_index` and `duration` [s]; (nodes): `kind`, the position in the
+        # trace's phases, `stage`, `worker`, `microbatch`; (steps): `recorded` length [s]. Nodes
+        # without a slice, such as messages, have -1. Non-ops are collectives and updates.
         pipelines, trace = replayed.pipelines, replayed.pipelines.trace
         self.steps, self.replayed = list(positions), replayed
         step_pipelines = [[pipelines.pipelines[k] for k in row] for row in positions.values()]
@@ -178,33 +181,32 @@ class JobSteps:
         self.replicas = [pipeline.replica for pipeline in step_pipelines[0]]
         self.non_ops = find_non_ops(pipelines, step_pipelines)
         self.graph = step_graph(tables, replayed.links, self.non_ops.places)
-        graph, shape = self.graph, (len(step_pipelines), len(self.graph.preds))
-        self.slice = np.full(shape, NONE)  # (steps, nodes) slice of the trace; -1 without one
+        graph = self.graph
+        self.slice_index = np.full((len(step_pipelines), len(graph.preds)), NONE)
         for replica in range(len(tables)):
             op_nodes = np.flatnonzero((graph.replica == replica) & (graph.op != NONE))
             slices = np.stack([step[replica].slices for step in step_pipelines])
-            self.slice[:, op_nodes] = slices[:, graph.op[op_nodes]]
+            self.slice_index[:, op_nodes] = slices[:, graph.op[op_nodes]]
         non_op_nodes = np.flatnonzero(graph.non_op != NONE)
-        self.slice[:, non_op_nodes] = self.non_ops.slices[:, graph.non_op[non_op_nodes]]
-        # (nodes) phase, as position in the trace's phases, stage and worker; -1 for messages
-        node_slice = self.slice.max(axis=0)
+        self.slice_index[:, non_op_nodes] = self.non_ops.slices[:, graph.non_op[non_op_nodes]]
+        any_slice = self.slice_index.max(axis=0)  # (nodes) of any step that has one
+        # an appended value is at index -1: the value of nodes without a slice
         self.kind, self.stage, self.worker, self.microbatch = (
-            np.append(field, NONE)[node_slice]
+            np.append(field, NONE)[any_slice]
             for field in (trace.phase, trace.stage, trace.worker, trace.microbatch)
         )
-        # entry -1: nodes without a slice
         durations = np.append(trace.end - trace.start + pipelines.gaps, 0.0)
-        self.duration = durations[self.slice]
+        self.duration = durations[self.slice_index]
         self.duration[:, non_op_nodes] = self.non_ops.seconds[:, graph.non_op[non_op_nodes]]
         messages = np.flatnonzero(graph.link != NONE)
-        shape = len(pipelines.pipelines), len(replayed.link_times)
-        scales = np.broadcast_to(pipelines.link_scales, shape)
+        scale_shape = len(pipelines.pipelines), len(replayed.link_times)
+        scales = np.broadcast_to(pipelines.link_scales, scale_shape)
         self.link_scales = scales[np.array([*positions.values()])]
         scale = self.link_scales[:, graph.replica[messages], graph.link[messages]]
         self.duration[:, messages] = replayed.link_times[graph.link[messages]] * scale
-        # nodes without a slice take that of another node, so that extrema ignore them
-        largest = self.slice.max(axis=1, keepdims=True)
-        slices = np.where(self.slice == NONE, largest, self.slice)
+        # extrema over nodes must ignore nodes without a slice: they repeat another node's slice
+        largest = self.slice_index.max(axis=1, keepdims=True)
+        slices = np.where(self.slice_index == NONE, largest, self.slice_index)
         self.recorded = trace.end[slices].max(axis=1) - trace.start[slices].min(axis=1)
 
     def kind_seconds(self, code: int, stage: int | None = None) -> Float[NumpyArray, " slices"]:
@@ -212,14 +214,14 @@ class JobSteps:
         is_selected = self.kind == code
         if stage is not None:
             is_selected &= self.stage == stage
-        return self.duration[:, is_selected][self.slice[:, is_selected] != NONE]
+        return self.duration[:, is_selected][self.slice_index[:, is_selected] != NONE]
 
     def ideal(self, ideal: "_Ideal") -> Times:
         """Return every node's normal time (steps, nodes) [s], or else its recorded time."""
         seconds = ideal.ops[self.kind, self.stage] * (self.duration if ideal.are_factors else 1.0)
         is_message = self.graph.link != NONE
         seconds[..., is_message] = ideal.links[self.graph.link[is_message]]
-        is_known = ((self.slice != NONE) | is_message) & np.isfinite(seconds)
+        is_known = ((self.slice_index != NONE) | is_message) & np.isfinite(seconds)
         return np.where(is_known, seconds, self.duration)
 
     def effects(

@@ -165,13 +165,16 @@ def _with_rank(suspect: Suspect, ranks: Mapping[tuple[int, int], int]) -> Suspec
 
 
 def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
-    """Return for each value the median of the others, its excess, and that in standard errors."""
+    """Return for each value the median of the others, its excess, and its excess over its error.
+
+    `errors` are standard errors of the values; the spread of the other values adds to them.
+    """
     # values 1 2 9 -> medians 5.5 5 1.5, excesses -4.5 -3 7.5
     size = len(values)
     if size < 2:
         return values, np.zeros(size), np.zeros(size)
     medians, spread = medians_of_others(values), np.zeros(size)
-    for median in np.unique(medians):  # at most three different ones
+    for median in np.unique(medians):  # a spread around each of the at most three medians
         is_same = medians == median
         spread[is_same] = DEVIATION * medians_of_others(np.abs(values - median))[is_same]
     excess = values - medians
@@ -344,13 +347,13 @@ class _MicrobatchTimes(NamedTuple):
 
 
 def _separate(logs: CellLogs) -> tuple[Float[NumpyArray, "runs microbatches"], CellLogs, float]:
-    """Return the excess that most stages of a microbatch share, times without it, and the noise.
+    """Return the excess of each microbatch on most stages, op times without it, and their noise.
 
-    The excess is over the median of a stage; the noise is a standard deviation. All are logarithms.
+    All are logarithms (runs, stages, microbatches); the noise is a standard deviation.
     """
     # A long microbatch exceeds the medians of most stages, a slow worker those of its own stages.
     excess = logs - _stage_medians(logs)
-    # lower quartile over stages: one interrupted op makes no microbatch slow
+    # lower quartile over stages, so that one interrupted op does not make a microbatch slow
     common = np.quantile(excess, 0.25, axis=1, method="lower")
     stage_logs = logs - common[:, None]
     residuals = stage_logs - _stage_medians(stage_logs)
@@ -574,8 +577,7 @@ def _with_costs(
             extra_seconds = (1 - 1 / ratio) * float(np.exp(times.logs[cells]).sum())
             if suspect.kind == "microbatch" and times.are_stages_slow(cells):
                 share = "all"
-        # a step for which not all replicas were recorded cannot run again: its cost is the extra
-        # time of its ops
+        # a step that lacks replicas cannot be replayed: its cost is the extra time of its ops
         saved = _savings(jobs, suspect.place, odd, factors, link_factors) or [extra_seconds]
         why = suspect.why.format(ratio, share=share)
         yield suspect._replace(seconds=float(np.mean(saved)), ratio=ratio, why=why)
@@ -617,7 +619,7 @@ def _savings(
         replicas = place.get("replica", np.array(job.replicas))
         is_on_link = np.append(replicas == np.array(job.replicas), False)[job.graph.replica]
         link_factor = np.where(is_on_link, link_factors[job.graph.link], 1.0)
-        faster = recorded * factors[job.slice[is_step]] * link_factor
+        faster = recorded * factors[job.slice_index[is_step]] * link_factor
         before, after = (job.graph.finish(time).max(axis=1) for time in (recorded, faster))
         saved.extend((before - after).tolist())
     return saved

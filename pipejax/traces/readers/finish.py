@@ -149,7 +149,7 @@ def place_ranks(
     faults: list[ArgumentError] = []
 
     def list_traces(replicas: int) -> list[Trace]:
-        """Return the traces of all placements, and collect the faults of others."""
+        """Return the traces of the placements that fit; add the errors of others to `faults`."""
         traces = []
         for places in _list_placements(ranks, ops, world, replicas):
             try:

@@ -557,7 +557,8 @@ def _kernel_times(rows: Rows, cells: Cells, request: Request) -> Rows | None:
     """Return a rank's slices with the times of their kernels; None if ops lack kernels.
 
     An op takes the time of its kernels on the busiest stream. If no op of a phase and stage has
-    kernels, as I of the first stage, these ops take no time. It is None if only some of them have.
+    kernels, as I of the first stage, these ops take no time. Ops that lack kernels after the last
+    launch are cut off. It is None if further ops lack kernels that others of their kind have.
     """
     has_op = np.array([any(op.phase in OPS for op in cell) for cell in cells], bool)
     ops = np.flatnonzero(has_op[rows.label])
@@ -568,7 +569,7 @@ def _kernel_times(rows: Rows, cells: Cells, request: Request) -> Rows | None:
     first_ops = [cells[label][0] for label in rows.label[ops].tolist()]
     kinds = [(op.phase, op.stage) for op in first_ops]
     if {*itertools.compress(kinds, lacks_kernel)} & {*itertools.compress(kinds, ~lacks_kernel)}:
-        # kernels end before ranges where a capture ends: the ops after the last launch are cut off
+        # the end of a capture has ranges without their kernels: drop all from the first such op on
         begins = rows.start[ops[lacks_kernel]]
         late = begins[begins > last_launch]
         if not len(late):

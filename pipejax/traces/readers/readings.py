@@ -60,8 +60,7 @@ def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bo
     """Add the missing columns of step, worker, stage and microbatch; return notes on them.
 
     `kind` is each row's code in `KINDS`, below 0 for a slice that is no op. With `by_step`, the
-    clock of a worker restarts in each step. A reading is one way to number all ops; exactly one
-    must be possible.
+    clock of a worker restarts in each step. Exactly one reading (numbers of all ops) may exist.
     """
     missing = [name for name in _INFERABLE if name not in columns]
     rows = np.flatnonzero(kind >= 0)
@@ -338,7 +337,7 @@ def _divisors(number: int, stated: int) -> list[int]:
 
 
 def _find_pipes(columns: Columns) -> Numbers:
-    """Return each op's pipe: 1 if the stage has two workers and this worker's number differs."""
+    """Return each op's pipe: 1 if two workers share its stage and this one's number is another."""
     stage, worker = columns["stage"], columns["worker"]
     pairs = np.unique(np.stack([stage, worker]), axis=1)
     shared_stages = pairs[0][np.flatnonzero(np.diff(pairs[0]) == 0)]
