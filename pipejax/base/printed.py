@@ -31,7 +31,7 @@ def display_scale(units: Mapping[str, str], name: str, values: Sequence[Any]) ->
     unit = units.get(name, "")
     if name == "step_time":
         return time_unit(max(values, default=0.0))
-    return IN_TABLES.get(unit, (1.0, unit.replace("1", "")))
+    return IN_TABLES.get(unit, (1.0, "" if unit == "1" else unit))  # "1" is a number without unit
 
 
 def head(name: str, scale: Scale) -> str:

@@ -157,12 +157,13 @@ class Run:
     def _add_listed_updates(self) -> None:
         """Add an all-reduce before each update that the table lists as a cell."""
         cells = self.table.cell
-        for update, gradient in self.table.applied.items():
+        for update, last_gradient in self.table.last_gradient.items():
             reduction = update._replace(letters="A")
             self.durations[reduction] = float(self.seconds["A"][update.stage])
-            self._wait(reduction, cells[gradient])
+            self._wait(reduction, cells[last_gradient])
             self._wait(cells[update], reduction)
-            self.queues["A", cells[update].worker].append((cells[gradient], reduction))
+            # queues are sorted by the first item
+            self.queues["A", cells[update].worker].append((cells[last_gradient], reduction))
 
     def _add_default_updates(self) -> None:
         """Add one all-reduce per stage, and one update per stage and worker."""
@@ -286,7 +287,7 @@ class Run:
                 self._wait(event, self.previous[cell])
 
     def _model(self, sender: int, receiver: int, transmit: float) -> str:
-        """Return the link model of a message; small messages under rendezvous are queued."""
+        """Return the link model of a message: `queued` for small ones under rendezvous."""
         pairs = self.links["pairs"]
         back = pairs.get((receiver, sender), self.links["model"])
         model = str(pairs.get((sender, receiver), back))

@@ -213,8 +213,9 @@ class Table:
     def _check_complete(self) -> None:
         """Check that microbatches pass all stages, and that wait cells have an op to wait for."""
         rules = self.rules
-        is_usual = not rules.kinds or any(op.letters in tuple("FBIW") for op in self.cell)
-        for stage in range(self.num_stages if is_usual else 0):
+        # in a table with only phases of the user's own, a microbatch need not pass all stages
+        passes_all = not rules.kinds or any(op.letters in tuple("FBIW") for op in self.cell)
+        for stage in range(self.num_stages if passes_all else 0):
             for microbatch in range(self.num_microbatches):
                 self._check_passes(stage, microbatch)
         for op in self.cell:
@@ -292,7 +293,7 @@ class Table:
     def _check_updates(self) -> None:
         """Check the U cells of each row; without U cells, check that there is no weight rule."""
         self.has_updates = any(op.letters == "U" for op in self.cell)
-        self.applied: dict[TableOp, TableOp] = {}
+        self.last_gradient: dict[TableOp, TableOp] = {}  # before each update
         if self.has_updates:
             for row in self.rows:
                 self._follow_updates([op for cell in row for op in cell])
@@ -324,7 +325,7 @@ class Table:
             elif letters == "U":
                 is_applied = microbatch in [gradient.microbatch for gradient in gradients[key]]
                 require_legal(is_applied, f"op {text} applies no gradient of its microbatch")
-                self.applied[op] = gradients.pop(key)[-1]
+                self.last_gradient[op] = gradients.pop(key)[-1]
                 num_updates[key] += 1
         for ops in gradients.values():
             texts = ", ".join(map(self.rules.op_text, ops))

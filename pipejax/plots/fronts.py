@@ -51,8 +51,7 @@ def draw_results(
 
     `sides` are the quantities across and up, `groups` masks of points by name; other points are
     not drawn. `front` and `best` are indices of points, the front from the best in the first
-    quantity on. `front_names` is the title of a list below the picture, and a name for each point
-    of the front.
+    quantity on. `front_names` is the title of a list below the picture, and names of its points.
     """
     x, y = (side.values for side in sides)
     is_grouped = np.logical_or.reduce([*groups.values()])

@@ -23,8 +23,7 @@ ORDERED = ("#6CCD5A", "#1F9E89", "#2C728E", "#414487", "#440154", "#000000")
 # scale of seconds, from few to many; reversed on a dark ground
 SECONDS = ("#FEE838", "#D6C35D", "#AEA371", "#888578", "#666970", "#424E6C", "#083370")
 
-# colours of lines
-MESSAGE, CRITICAL, IDLE = PURPLE, BLACK, GREY
+MESSAGE, CRITICAL, IDLE = PURPLE, BLACK, GREY  # colours of lines
 HELD = SKY
 
 

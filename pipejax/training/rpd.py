@@ -317,7 +317,7 @@ def _train(
 def _noise(
     objective: TrainingObjective, seed: Array, k: Array, stage: Array, start: Array
 ) -> Float[Array, "updates width"]:
-    """Return standard normal noise for many updates; 0 for padding of blocks."""
+    """Return standard normal noise for a block of updates; 0 where entries only pad a block."""
     is_parameter = jnp.broadcast_to(jnp.asarray(objective.held()), start.shape)
     width = (start.shape[1],)
     normal = jax.vmap(lambda number: gradient_noise(seed, number, width, start.dtype))(k)

@@ -65,8 +65,7 @@ class ClosedForm(NamedTuple):
 
     source: str  # publication
     bubble_ratio: Ratio | None = None  # idle / total as text and as a function
-    # activations that worker r holds, in stages (or slices of them), as text and as a function of
-    # the shape and r
+    # activations of worker r, in stages (or slices of them): as text, as a function of shape and r
     in_flight: tuple[str, Callable[[Shape, int], int]] | None = None
     assumes: str = "equal stages"  # conditions under which the ratios are exact
     holds: Callable[[Shape], bool] = lambda n: True  # whether the shape fits these assumptions

@@ -113,11 +113,12 @@ def _add_derived_times(
 
 
 def _field_and_mask(program: Program, name: str) -> tuple[str, NumpyArray]:
-    """Return a parameter's cost field and a mask of its stages, as for "F_first"."""
-    # The mask has an entry per stage or worker, or (2, pipes, boundaries) for messages.
+    """Return the cost field that a parameter sets, and where: "forward", [1 0 0] for "F_first"."""
+    # Other names are F, F_mid, F_last, F_3, c, c_F and c_B. The mask has an entry per stage (per
+    # worker for ops of a worker), or (2, pipes, boundaries) for messages.
     layout = program.layout
     phases = {phase.name: phase for phase in layout.timed}
-    # a phase's letters may contain a _: take the longest that the name begins with
+    # names are X or X_suffix; X may contain a _ itself, so the longest X counts
     prefixes = [k for k in (*phases, *MESSAGES) if f"{name}_".startswith(f"{k}_")]
     prefix = max(prefixes, key=len, default="")
     suffix = name[len(prefix) :]

@@ -33,8 +33,8 @@ class TransferWait(NamedTuple):
     start: float  # start of the transfer; equal to `ready` if they differ by rounding only
     worker: int | None = None  # worker in whose queue it waited, None if it did not
     cell: Op | None = None  # its cell in that queue, SEND or RECV
-    front: Op | None = None  # cell in front of it there, whose transfer it waited for last
-    blocked: float = 0.0  # head-of-line blocking: time in which that one had not started either
+    front: Op | None = None  # last cell in front of it in that queue
+    blocked: float = 0.0  # head-of-line blocking: wait until the transfer of `front` itself starts
 
     @property
     def wait(self) -> float:
@@ -90,32 +90,33 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
     evaluation.links.check_known(("model", "queues", "host_links"), "transfer_waits")
     nodes = evaluation.program.messages.carrier.tolist()
     message_by_node = {node: message for message, node in enumerate(nodes)}
-    waits = [_wait(evaluation, message, message_by_node) for message in range(len(nodes))]
-    waits.sort(key=lambda wait: -wait.wait)  # stable: ties stay in the order of messages
+    transfers = [_transfer(evaluation, message, message_by_node) for message in range(len(nodes))]
+    transfers.sort(key=lambda transfer: -transfer.wait)  # stable: ties stay in message order
     by_worker = np.zeros(evaluation.workers)
     by_front: dict[tuple[int, Op], float] = {}
-    for wait in waits:
-        if wait.worker is not None and wait.front is not None:
-            by_worker[wait.worker] += wait.wait
-            key = wait.worker, wait.front
-            by_front[key] = by_front.get(key, 0.0) + wait.wait
+    for transfer in transfers:
+        if transfer.worker is not None and transfer.front is not None:
+            by_worker[transfer.worker] += transfer.wait
+            key = transfer.worker, transfer.front
+            by_front[key] = by_front.get(key, 0.0) + transfer.wait
     largest = sorted(by_front.items(), key=lambda entry: -entry[1])
-    return TransferWaits(tuple(waits), dict(largest), by_worker)
+    return TransferWaits(tuple(transfers), dict(largest), by_worker)
 
 
-def _wait(evaluation: Evaluation, message: int, message_by_node: Mapping[int, int]) -> TransferWait:
-    """Return the wait of a message in its queues, and the last message that it waits for there.
-
-    The node that carries a message in the program has the messages in front of it as predecessors.
-    """
+def _transfer(
+    evaluation: Evaluation, message: int, message_by_node: Mapping[int, int]
+) -> TransferWait:
+    """Return a message's wait in both workers' queues, and the last message in front of it."""
     program, messages = evaluation.program, evaluation.program.messages
     send, receive = messages.cells(message)
     sender, receiver = int(messages.sender[message]), int(messages.receiver[message])
     ready = float(evaluation.node_finish[messages.producer[message]])
-    wait = TransferWait(send, sender, receiver, ready, float(evaluation.message_start[message]))
+    start = float(evaluation.message_start[message])
+    transfer = TransferWait(send, sender, receiver, ready, start)
     rounding = ROUNDING * evaluation.makespan
-    if wait.wait <= rounding:
-        return wait._replace(start=ready)  # no wait
+    if transfer.wait <= rounding:
+        return transfer._replace(start=ready)  # no wait
+    # a node that carries a message waits for messages in front, at least one if it starts late
     preds = program.preds[messages.carrier[message]].tolist()
     in_front = [message_by_node[node] for node in preds if node in message_by_node]
     front = max(in_front, key=lambda k: evaluation.message_finish[k])
@@ -126,7 +127,7 @@ def _wait(evaluation: Evaluation, message: int, message_by_node: Mapping[int, in
     cell = send if worker == sender else receive
     blocked = float(evaluation.message_start[front]) - ready
     blocked = blocked if blocked > rounding else 0.0
-    return wait._replace(worker=worker, cell=cell, front=front_cells[worker], blocked=blocked)
+    return transfer._replace(worker=worker, cell=cell, front=front_cells[worker], blocked=blocked)
 
 
 def queue_makespans(

@@ -160,8 +160,10 @@ def _evaluate_unchecked(table: ScheduleTable, costs: Costs, link: str | Links) -
     busy = busy_times(program, vector)
     span = float(spans(program, run.duration, finish).max())
     nodes, messages = program.node_of_cell, program.messages
-    has_node = messages.carrier != SOURCE  # else a message is an edge from producer to consumer
-    # two fused pairs may send each other an activation and a gradient, whose lags differ
+    # under queues a message is a node of its own, else the edge from its producer to its consumer
+    has_node = messages.carrier != SOURCE
+    # (messages, preds) the message's edge: the lag distinguishes the activation from the gradient
+    # that two fused pairs may send each other
     is_edge = (program.preds[messages.consumer] == messages.producer[:, None]) & (
         program.lag_index[messages.consumer] == messages.lag_index[:, None]
     )

@@ -299,8 +299,7 @@ def are_tied(
     """Return whether predictions cannot tell a layout from the fastest layout (layouts).
 
     Layouts of one job share errors of the machine. They tie with the fastest if they are slower by
-    at most the `spread` of errors in their evidence. Without evidence, none ties: its error is
-    unknown.
+    at most the `spread` of errors in their evidence. A layout without evidence never ties.
     """
     lags = np.array(times) / min(times) - 1
     spreads = np.array([math.nan if x is None else x.spread / 100 for x in evidence])

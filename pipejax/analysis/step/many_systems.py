@@ -1,8 +1,7 @@
 """One schedule's work on many systems: costs, and each resource's share of the critical path.
 
-NumPy prices all systems at once. Stages that cost the same are priced as one: a pipeline has a
-first stage, a last one, and between them a few kinds that differ in their layers or in the places
-of their copies.
+NumPy prices all systems at once. Stages that cost the same are priced as one: the first, the last,
+and between them a few kinds that differ in their layers or in the places of their copies.
 """
 
 import operator

@@ -300,12 +300,13 @@ def breakdown(evaluation: Evaluation, workload: Workload, system: System) -> dic
             f"{evaluation.schedule} was not priced by this workload and system: evaluate it with "
             "the costs that stage_costs gives for them"
         )
+    # parts of the user's lanes and rules keep their names; others add up to lines of the report
     lanes = {name: seconds for name, seconds in parts.items() if name.startswith((LANE, RULES))}
-    reported: dict[str, float] = {}  # a report does not distinguish workers, and sums up parts
+    lines: dict[str, float] = {}
     for name, record in PART_RECORDS.items():
-        if (total := record.get("reported_as")) is not None:
-            reported[total] = reported.get(total, 0) + parts[name]
-    return compute | reported | lanes
+        if (line := record.get("reported_as")) is not None:
+            lines[line] = lines.get(line, 0) + parts[name]
+    return compute | lines | lanes
 
 
 # Smallest changes that make a workload fit: sequence parallelism, ZeRO, recomputation.

@@ -191,9 +191,10 @@ def _view(
     path = dict(result["critical_path"])
     words = {name: field.replace("_", " ") for name, field in PHASE_FIELDS.items()}
     if "W" in path and scenario.find_edit(pj.costing.RecomputedAgain):
+        # W recomputes: show the recomputation as a part, if its share is the same on all stages
         costs, name = evaluation.costs, "recompute in W"
         ratios = np.asarray(costs.recompute) / np.asarray(costs.weight_grad)
-        if np.ptp(ratios) <= TIE:  # else the parts of W differ between stages
+        if np.ptp(ratios) <= TIE:
             path |= {name: path["W"] * ratios.max(), "W": path["W"] * (1 - ratios.max())}
     parts = sorted(path.items(), key=lambda item: -item[1])
     shares = ", ".join(f"{words.get(name, name)} {percent(share)}" for name, share in parts)

@@ -293,8 +293,7 @@ def _print(scene: Scene, width: int | None) -> None:
 
 # The page that `pipejax show` writes: its schedules, and the choices on it
 
-# choices that a page offers
-WORKERS = (2, 4, 8, 16)
+WORKERS = (2, 4, 8, 16)  # choices that a page offers
 MICROBATCHES = (4, 8, 16, 32)
 STAGES_PER_WORKER = (2, 4)
 

@@ -119,7 +119,7 @@ class Room(NamedTuple):
 
     @property
     def activations(self) -> float:
-        """Activations that fit on any worker, for schedules that count them."""
+        """Number of activations that fit on every worker, for schedules that limit it."""
         stages = self.stages  # what W needs may be more than what F leaves
         whole = stages.sizes * np.maximum(stages.weight_share, 1.0)
         return float((self.limits.min() - stages.at_work[0].max()) / whole.max())

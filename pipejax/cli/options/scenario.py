@@ -193,15 +193,20 @@ def list_text(values: float | Sequence[float]) -> str:
     return ",".join(map(number_text, numbers))
 
 
-def written(name: str) -> str:
-    """Return how an option of builders is written on the command line: bare if it is custom."""
+def flag_name(name: str) -> str:
+    """Return a builder option's flag, such as --weight-share; its bare name if it is free-form."""
     option = OPTION_NAMES.get(name, name)
-    return flag(option) if option in CATALOGUE else name
+    return name if is_free_form(name) else flag(option)
+
+
+def is_free_form(name: str) -> bool:
+    """Return whether a builder's option has no flag, only a place in --schedule-options."""
+    return OPTION_NAMES.get(name, name) not in CATALOGUE
 
 
 def option_text(name: str) -> str:
     """Return how an option of builders is given on the command line."""
-    return f"--schedule-options {name}" if written(name) == name else written(name)
+    return f"--schedule-options {name}" if is_free_form(name) else flag_name(name)
 
 
 def _parse_room(fields: Options, options: Options, workload: "pj.Workload | None") -> float:

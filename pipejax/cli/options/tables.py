@@ -16,11 +16,12 @@ from pipejax.cli.options.option import options, parse_list, parse_number, parse_
 from pipejax.cli.options.scenario import (
     OPTION_NAMES,
     check_used,
+    flag_name,
+    is_free_form,
     named_launch,
     option_text,
     parse_gathering,
     parse_scenario,
-    written,
 )
 from pipejax.schedules import Builder, find, listed
 from pipejax.schedules.naming import options_text
@@ -74,8 +75,8 @@ class TableOptions(NamedTuple):
             if option in self.run_options or option in takes:
                 continue
             text, suggestion = option_text(option), ""
-            if written(option) == option:  # an option of --schedule-options, perhaps misspelt
-                suggestion = nearest(option, [name for name in takes if written(name) == name])
+            if is_free_form(option):  # perhaps misspelt
+                suggestion = nearest(option, [*filter(is_free_form, takes)])
             if len(builders) > 1:
                 names = ", ".join(builders)
                 raise ValueError(f"{text}: none of {names} has this option{suggestion}")
@@ -83,7 +84,7 @@ class TableOptions(NamedTuple):
             more = MEMORY_LIMITS if option == "memory_limit" else ""
             raise ValueError(
                 f"{text}: {name} takes no {option.replace('_', ' ')}: "
-                f"{options_text(builder, written)}{more}{suggestion}"
+                f"{options_text(builder, flag_name)}{more}{suggestion}"
             )
 
     def planned_for(self, schedule: str, table: pj.ScheduleTable) -> dict[str, Any]:

@@ -196,11 +196,11 @@ def _suspect_text(analysis: "pj.results.Analysis", suspect: "pj.results.Suspect"
 
 
 def _paired_places(table: pj.ScheduleTable, suspect: "pj.results.Suspect") -> dict[str, int]:
-    """Return {"stage": .., "worker": ..} of a suspect if these have only each other, else {}."""
+    """Return the stage and worker of a suspect if every worker has one stage, its own; else {}."""
     workers = table.placement[0].tolist()
     is_place = suspect.kind in ("worker", "stage")
     if not is_place or len(table.placement) > 1 or len(workers) > table.num_workers:
-        return {}
+        return {}  # two pipes, or several stages on a worker
     place = suspect.place[suspect.kind]
     stage = place if suspect.kind == "stage" else workers.index(place)
     return {"stage": stage, "worker": workers[stage]}

@@ -290,11 +290,8 @@ def _tensor_exchanges(
 
 
 def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Collective, ...]:
-    """List the collectives of LoRA adapters, if any, on `count` pairs of products."""
-    # A x is gathered beside the first product of a pair, and summed beside the second; both
-    # gradients are summed. Tensor parallelism splits the output of the second adapter, which is
-    # gathered. Under sequence parallelism its gradient is gathered too; without, the I of the first
-    # adapter sums the gradient of its input.
+    """List the collectives of LoRA adapters B A x, if any, on `count` pairs of linear layers."""
+    # The first layer of a pair is column-parallel, the second row-parallel.
     # source: Megatron-Bridge, peft/utils.py: ParallelLinearAdapter.
     if not layout.lora_rank:
         return ()
@@ -302,11 +299,15 @@ def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Col
     narrow = _in_all_phases(unit_bytes * layout.lora_rank)
     wide = _in_all_phases(unit_bytes * model.hidden)
     count = count * (layout.tensor > 1)
-    scatters = 1.0 * (layout.shared_by > 1) * count
+    scatters = 1.0 * (layout.shared_by > 1) * count  # with sequence parallelism all, else none
     return (
+        # A x of the first layer
         Collective("all_gather", "tensor", narrow, Phases(forward=count)),
-        Collective("all_reduce", "tensor", narrow, Phases(count, 2 * count, 0.0)),
+        # A x of the second layer; in I the gradients of A x of both layers
+        Collective("all_reduce", "tensor", narrow, Phases(forward=count, input_grad=2 * count)),
+        # B A x of the second layer; under sequence parallelism its gradient too
         Collective("all_gather", "tensor", wide, Phases(forward=count, input_grad=scatters)),
+        # without sequence parallelism the gradient of x of the first layer
         Collective("all_reduce", "tensor", wide, Phases(input_grad=count - scatters)),
     )
 

@@ -191,13 +191,12 @@ def layer_weight_grad_bytes(
 ) -> Number:
     """Return the bytes that a layer keeps from I to W for a microbatch: 32sbh in a GPT."""
     # They are the inputs of the four products (queries, keys and values; projection; two of the
-    # MLP), 14sbh, and the gradients of their outputs, 18sbh, which I writes over the activations of
-    # norms, attention and activation function: only scores and dropout masks are free after I.
+    # MLP), 14sbh, and the gradients of their outputs, 18sbh, which I writes over the activations
+    # of norms, attention and activation function: only scores and dropout masks are free after I.
     # Tensor parallelism divides `split` bytes per token by heads or widths; only sequence
-    # parallelism divides `unsplit` ones.
-    # Inputs of products have the layout's precision, all else the model's. Recomputed parts keep
-    # their inputs. Adapters also need their own activations. Frozen weights without adapters need
-    # these bytes for I only.
+    # parallelism divides `unsplit` ones. Inputs of products have the layout's precision, all else
+    # the model's. Recomputed parts keep their inputs. Adapters also need their own activations.
+    # Frozen weights without adapters need these bytes for I only.
     # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
     e, h, moe = model.element_bytes, model.hidden, model.moe
     modules = recomputed_modules(model, recompute)
@@ -286,8 +285,7 @@ def _gathered_width(model: Model, layout: Layout, modules: Set[str], inputs: int
 def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number, Number]:
     """Return the activation bytes that a microbatch keeps in the embedding, and in the head."""
     # The head keeps its norm's input and output, and the softmax of its logits in float32 or, with
-    # a fused loss, the logits. With frozen weights, no gradient reaches the embedding, and nothing
-    # needs the norm's output.
+    # a fused loss, the logits. With frozen weights, nothing needs the norm's output or embedding.
     # source: Korthikanti et al. (arXiv:2205.05198), section 4.3.
     tokens = accelerator_tokens(model, layout) * (model.vocabulary > 0)
     trained = layout.trains_base

@@ -66,8 +66,7 @@ def gemm(
     """Return an op that multiplies tokens by weight matrices of `shape` (k, n).
 
     There are `batch` such products at once, each of `tokens` rows; by default one product of all
-    tokens. Factors have the bytes of the layout's precision, results those of the model. Frozen
-    weights have no W.
+    tokens. Factors have the layout's precision, results the model's. Frozen weights have no W.
     """
     k, n = shape
     m = accelerator_tokens(model, layout) if tokens is None else tokens

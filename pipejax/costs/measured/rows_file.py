@@ -100,7 +100,7 @@ def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
 
 
 class RowReader:
-    """Reader of a file's rows that collects shared models and the defaults it filled in."""
+    """Reader of a file's rows, with the models that rows share and the defaults that it used."""
 
     def __init__(self, path: Path, stack: str | Path | None = None) -> None:
         self.path = path

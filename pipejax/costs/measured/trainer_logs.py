@@ -171,7 +171,7 @@ def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
     count, mean = len(seconds), statistics.fmean(seconds)
 
     def squares_explained(cut: int) -> float:
-        """Return by how much two means, before and after a cut, reduce the squared error."""
+        """Return the fall of the squared error, times `count`, by two means around a cut."""
         difference = statistics.fmean(seconds[cut:]) - statistics.fmean(seconds[:cut])
         return cut * (count - cut) * difference**2
 
@@ -186,8 +186,9 @@ def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
             )
             return
     median = statistics.median(seconds)
-    odd = [value for value in seconds if not median < UNSTEADY * value < UNSTEADY**2 * median]
-    if odd and (2 * len(odd) > count or abs(mean - median) > MAX_BIAS * median):
+    odd = [value for value in seconds if not median / UNSTEADY < value < median * UNSTEADY]
+    is_biased = abs(mean - median) > MAX_BIAS * median
+    if odd and (2 * len(odd) > count or is_biased):  # more odd steps than usual ones, or a bias
         extreme = max(odd, key=lambda value: abs(value - median))
         yield (
             f"{len(odd)} of {count} steps take {'up' if extreme > median else 'down'} to "

@@ -513,8 +513,7 @@ def layers_by_kind(
     the last of these two kinds. If first and last layers of the model ("wide" ones) stay in 16
     bits, each kind comes twice: narrow layers first, then wide layers.
     """
-    # 4 layers on 2 stages, 1 dense, the last wide: dense 1 0, experts 1 1, wide dense 0 0, wide
-    # experts 0 1
+    # 4 layers on 2 stages, 1 dense, last wide: dense 1 0, MoE 1 1, wide dense 0 0, wide MoE 0 1
     layers = as_float(layers)
     counts: tuple[PerStage, ...]
     if model.moe is None:

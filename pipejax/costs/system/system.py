@@ -1,7 +1,6 @@
 """Systems: compute peaks, bandwidths and memory sizes of machines, read from data files.
 
-A `System` is a pytree of plain numbers in SI units: any of its fields can be swept or
-differentiated.
+A `System` is a pytree of plain numbers in SI units, each of which can be swept or differentiated.
 """
 
 import dataclasses

@@ -313,8 +313,7 @@ def _unit_work(microbatches: int, limits: Sequence[float]) -> Work:
 # last stage.
 #
 # So any schedule that repeats a block can be extended: backwards come one interval later for each
-# reduction. The passes of the input layer are left out: they are short, and only the first forward
-# waits for them.
+# reduction. Passes of the input layer are left out: short, only the first forward waits for them.
 
 _KINDS = {
     "X": OpKind("broadcast", "x", NETWORK, WORKER, is_collective=True, look=("#C186B2",)),

@@ -170,8 +170,8 @@ ALL_RULES = tuple(RoundRules(*bits) for bits in itertools.product((True, False),
 def zero_bubble_starts(pipe: LimitedPipe, *, by_span: bool = True) -> TimedOps:
     """Plan a pipe with split backwards under its memory limits.
 
-    Of several plans, return the one with the shortest span of a worker, or with the least makespan
-    if not `by_span`.
+    Of several plans, return the one with the shortest span of a worker, else (`by_span` is False)
+    with the least makespan.
     """
     plans = [_Rounds(pipe, rules).run() for rules in ALL_RULES]
     if (pipe.limits < pipe.num_stages * pipe.sizes).any():

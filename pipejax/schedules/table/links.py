@@ -79,8 +79,7 @@ class LinkModel:
     """Effects of a message between workers on its link (docs/semantics.md)."""
 
     name: str  # of the model
-    # duration for which a message occupies its link: "transmit", "message" or ""
-    occupancy: str
+    occupancy: str  # duration for which a message occupies its link: "transmit", "message" or ""
     lag: str  # time from the end of the occupancy to the arrival: "message", "latency" or ""
     blocks: bool = False  # whether the next op of the sender waits for the end of the occupancy
     is_rendezvous: bool = False  # SEND and RECV are one transfer in the queues of both workers
@@ -226,7 +225,7 @@ class Links:
         return {k: v for k, v in self.written().items() if getattr(self, k) != defaults[k]}
 
     def has_effect(self, name: str) -> bool:
-        """Return whether any pair of workers has a link model for which an option matters."""
+        """Return whether any pair of workers has a link model that uses this option."""
         return bool(self.models & {*LINK_OPTIONS[name].models})
 
     def with_model(self, model: str) -> "Links":

@@ -1,7 +1,6 @@
 """Sharded weights: cells that gather and drop weights of stages and reduce gradients.
 
-UNSHARD gathers the weights of a stage before its ops, RESHARD drops them, and REDUCE_GRAD follows
-its last gradient.
+UNSHARD gathers a stage's weights before its ops, RESHARD drops them, REDUCE_GRAD sums gradients.
 """
 
 import dataclasses
@@ -35,8 +34,7 @@ class Lookahead(NamedTuple):
 
     ahead: int  # how much earlier than its use a stage is gathered
     max_gathered_stages: int  # stages whose weights are there at once, at most
-    # "uses" (ops of the row) or "stages" (next ones; a fused pair may bring one more, as in
-    # PyTorch)
+    # "uses": ops of the row; "stages": next stages, one more for a fused pair, as in PyTorch
     counted: str = USES
 
 

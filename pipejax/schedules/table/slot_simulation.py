@@ -157,19 +157,19 @@ def slot_times(
 ) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
     """Run a table without messages, with each op as early as possible.
 
-    Of the links only host links matter. If `is_scaled`, ops take the share of their stage.
+    `link` matters by its host links only. If `is_scaled`, ops take the share of their stage.
     Returns (workers, slots) start and finish of each cell [slots]; 0 for idle cells.
     """
     links = Links.resolve(link)
     check_host_links(table, links)
     duration = durations(table, slots, is_scaled)
     shape, order = duration.shape, None
-    tail, head = waiting_cells(table, links)
-    first_cells = table.first_cells
-    # without collectives, column by column is an order if all edges lead to later columns
-    if first_cells is None and np.all(tail % table.num_slots < head % table.num_slots):
+    earlier, later = waiting_cells(table, links)  # cells (waits): the later waits for the earlier
+    first_cells = table.first_cells  # (cells) first cell of each collective; None without one
+    # without collectives, columns are a topological order if all waits are for earlier columns
+    if first_cells is None and np.all(earlier % table.num_slots < later % table.num_slots):
         order = np.arange(duration.size).reshape(shape).T.ravel()
-    start, finish = run_edges(tail, head, duration.ravel(), order, table.num_workers)
+    start, finish = run_edges(earlier, later, duration.ravel(), order, table.num_workers)
     if first_cells is not None:
         start, finish = start[first_cells], finish[first_cells]
     return start.reshape(shape), finish.reshape(shape)

@@ -414,13 +414,13 @@ REPAIR_HINT = (
 
 
 def repair_last_rank(rows: Texts) -> list[list[str]] | None:
-    """Return rows with the last rank's forwards numbered from 0; None unless they begin at 1."""
+    """Undo PyTorch's error: number the last rank's forwards from 0; None for any other rows."""
     *first_rows, last_row = rows
     rank = len(first_rows)
     rank_ops = [_ops(row) for row in rows]
     if any(ops is None or {op.stage for op in ops} != {r} for r, ops in enumerate(rank_ops)):
         return None
-    last_ops = [op for op in rank_ops[-1] or () if op.phase not in SHARDING]
+    last_ops = [op for op in rank_ops[-1] or () if op.phase not in SHARDING]  # `or` is for mypy
     faulty_ops: list[Op] = []  # as PyTorch writes them: F1 B0 F2 B1 ..
     for m in range(len(last_ops) // 2):
         faulty_ops += [Op(Phase.F, rank, m + 1), Op(Phase.B, rank, m)]

@@ -469,7 +469,7 @@ def _outliers(
 
 
 def _remarks(residual: Float[NumpyArray, " rows"]) -> tuple[str, ...]:
-    """Return a remark if residuals form two groups with a wide gap, as for rows of two kinds."""
+    """Return a remark if residuals, log(predicted / measured), form two groups with a wide gap."""
     ordered = np.sort(residual)
     gaps = np.diff(ordered)
     min_rows = max(2, math.ceil(MIN_KIND_SHARE * len(ordered)))  # rows of each kind

@@ -40,7 +40,7 @@ class Holding(NamedTuple):
 
     dense: int  # layers of the model's first kind
     moe: int = 0  # layers with experts, the second kind; 0 in a model without experts
-    mtp: bool = False  # whether all layers for further tokens are here
+    mtp: bool = False  # whether all MTP layers (for further tokens) are here
 
     @property
     def layers(self) -> int:
@@ -69,12 +69,12 @@ class HoldingPrices(NamedTuple):
         return np.array([int(getattr(holding, name)) for holding in self.holdings])
 
     def costs(self, shares: Float[NumpyArray, "holdings stages"]) -> Costs:
-        """Return the costs of a split, given the share of each holding in each stage in [0, 1]."""
+        """Return the costs of all stages, given each holding's share of each stage in [0, 1]."""
         op_seconds = {
             name: np.einsum("hs...,hs->s...", seconds, shares)
             for name, seconds in self.seconds.items()
         }
-        # stages after a layer for further tokens also pass its outputs on
+        # a stage after an MTP layer also forwards its output: one more message for each MTP layer
         mtp_before = np.cumsum(self.counts("mtp") @ shares)[:-1]
         transmit = self.transmit * (1 + self.mtp_layers * mtp_before)
         messages = {"latency": self.latency, "transmit": transmit}

@@ -114,9 +114,10 @@ class PathCuts:
         return positions
 
     def price_path(self, counts: Counts, vector: Float[NumpyArray, " costs"]) -> Cut:
-        """Return the seconds per stage that each holding adds to a path, and those of messages."""
-        # A path costs the sum of counts times costs, whatever holdings the stages have. A fused
-        # pair on the path counts as a share of each of its two ops.
+        """Return a path's cut: seconds of its ops by holding and stage, and of its messages."""
+        # A path costs the sum of counts times costs, whatever holdings the stages have. Both have
+        # the order of the cost vector: 0, ops, fused pairs, links (latency, transmit time, message
+        # with both). A fused pair on the path counts as a share of each of its two ops.
         layout, prices = self.program.layout, self.prices
         weights = counts.astype(float)
         pair_weights = weights[layout.first_pair : layout.first_link, None]
@@ -130,7 +131,6 @@ class PathCuts:
                     times = times[..., None]
                 seconds += (times * op_weights).sum(axis=-1)
         shape = (len(LINK_COSTS), *layout.link_shape)
-        # counts of latencies, of transmit times, and of messages, which take both
         latency, transmit, message = weights[layout.first_link :].reshape(shape).sum(axis=-1)
         fixed = float(((latency + message) * prices.latency).sum())
         sent_seconds = ((transmit + message) * prices.transmit).sum(axis=(0, 1))  # (boundaries)

@@ -156,7 +156,7 @@ class SplitSearch:
                 self._add_paths(self.splits.shares(point))
 
     def _add_paths(self, shares: Shares) -> tuple[float, bool]:
-        """Run a split or mixture; return its makespan [s], and whether its paths gave new cuts."""
+        """Run a split or a mixture; return its makespan [s], and whether there are new cuts."""
         vector = np.asarray(cost_vector(self.program, self.prices.costs(shares)))
         run = run_on_host(self.program, vector)
         cuts = self.paths.new_cuts(run, vector)
@@ -176,8 +176,8 @@ class SplitSearch:
             program.limit = self.limit
 
     def _relax(self, deadline: float) -> Shares | None:
-        """Raise the lower bound by runs of mixed stages; return the shares of the last mixture."""
-        # A mixture is half 3 and half 4 layers, say; the centre is the mean of past solutions.
+        """Raise the lower bound by runs of mixtures; return the shares of the last mixture."""
+        # A mixture is half 3 and half 4 layers, say. `centre` is the mean of past mixtures.
         centre: Shares | None = None
         shares: Shares | None = None
 

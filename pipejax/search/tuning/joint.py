@@ -258,7 +258,7 @@ def improve_settings(
         return settings.at(owner)._replace(layers=layers, recomputed=recomputed)
 
     def point_times(points: Points, owner: Int[NumpyArray, " points"]) -> PerConfiguration:
-        """Return the step times of points [s]; infinite for illegal points."""
+        """Return the step times of points [s]; infinite without layers or beyond recomputable."""
         new_settings, times = to_settings(points, owner), np.full(len(points), np.inf)
         layers, recomputed = new_settings.layers, new_settings.recomputed
         is_legal = (layers >= 1) & (recomputed >= 0) & (recomputed <= layers)

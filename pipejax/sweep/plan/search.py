@@ -158,8 +158,7 @@ def _take_stages(stages: Stages, rows: Int[NumpyArray, " classes"], size: int) -
     """Select stages; repeat the last one up to `size`, as padding that no stage reads."""
     padded = np.pad(rows, (0, size - len(rows)), mode="edge")
     columns = {name: np.asarray(getattr(stages, name), float)[padded] for name in OF_STAGES}
-    # padding is no end of the pipeline
-    is_real = np.arange(size) < len(rows)
+    is_real = np.arange(size) < len(rows)  # padding is no end of the pipeline
     ends = {name: columns[name] * is_real for name in ("first", "last")}
     return stages._replace(**columns | ends)
 
