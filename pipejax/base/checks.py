@@ -188,7 +188,7 @@ def unknown(
 
 
 def _quote_empty(name: Any) -> str:
-    """Return a name as lists of names show it; an empty name becomes a pair of quotes."""
+    """Return a name for lists of names: an empty name becomes a pair of quotes."""
     return str(name) or repr(name)
 
 

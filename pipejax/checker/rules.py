@@ -71,7 +71,7 @@ class TableRule(NamedTuple):
 
 
 class TableRules:
-    """Op kinds and dependency rules of a table, both the usual and the added ones."""
+    """Op kinds and dependency rules of a table: the usual ones, and those that the table adds."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         """Read the keys of a table's grammar, such as `slices` and `rules`."""

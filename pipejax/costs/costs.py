@@ -41,7 +41,7 @@ _WAYS = dict.fromkeys(
 
 
 class _FilledIn:
-    """Times of a record of costs that followed from others, outside of its fields."""
+    """Times that a record of costs derived from other times, stored outside of its fields."""
 
     __slots__ = ("filled_in",)
 
@@ -159,7 +159,7 @@ class Costs(_FilledIn):
         object.__setattr__(self, "filled_in", filled_in)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy the given times; the others follow from them again."""
+        """Pickle and copy the given times; derived times follow from them again."""
         filled_in, times = getattr(self, "filled_in", {}), vars(self)
         stated = {name: times[name] for name in FIELDS if name not in filled_in}
         others = {name: times[name] for name in times.keys() - {*FIELDS}} or None

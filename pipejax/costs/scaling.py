@@ -68,7 +68,7 @@ class ScaledFields(NamedTuple):
 
     @classmethod
     def from_table(cls, table: ScheduleTable) -> "ScaledFields":
-        """Group the cost fields that a table has, those of custom kinds of ops included."""
+        """Group the cost fields that a table has, also fields of custom kinds of ops."""
         phases = table.grammar.custom_phases
         computed = tuple(p.kind.time for p in phases if p.kind.lane == COMPUTING)
         growing = tuple(p.kind.time for p in phases if p.kind.scope in (MICROBATCH, WORKER))
@@ -439,7 +439,7 @@ def stage_overlaps(old: int, new: int) -> Float[NumpyArray, "new old"]:
 def _restaged_messages(
     name: str, times: Float[NumpyArray, "..."], stages: int, table: ScheduleTable
 ) -> Float[NumpyArray, "..."]:
-    """Convert message times [s] for `stages` stages to those of a table, (2, 1, boundaries, ..)."""
+    """Convert message times [s] from `stages` stages to a table's: (2, 1, boundaries, ..)."""
     # A pair of workers keeps its longest message, and a new pair gets the longest of all.
     if np.ndim(times) == 0:
         return times

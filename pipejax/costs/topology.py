@@ -133,7 +133,7 @@ def place_nodes(level: Levels) -> Int[NumpyArray, " places"]:
 
 
 def topology_costs(costs: Costs, table: ScheduleTable, topology: Topology) -> Costs:
-    """Set message times to those of the links that connect the workers on a machine.
+    """Set message times from the links that connect the workers on a machine.
 
     Args:
       costs: unbatched costs [s]; their own message times play no part.
@@ -188,7 +188,7 @@ class PlacedCosts(NamedTuple):
     def from_levels(
         cls, costs: Sequence[Costs], table: ScheduleTable, sizes: Sequence[int]
     ) -> "PlacedCosts":
-        """Combine costs by link level; those of a level are as if all messages used its links."""
+        """Combine costs by link level; costs of a level hold if all messages use its links."""
         messages = {
             name: _stack_levels([getattr(level_costs, name) for level_costs in costs], table)
             for name in MESSAGE_FIELDS
@@ -242,7 +242,7 @@ class PlacedCosts(NamedTuple):
 
     @property
     def fastest(self) -> Costs:
-        """Return costs that bound those of all placements from below: the minimum of each time."""
+        """Return a lower bound on the costs of all placements: the minimum of each time."""
         messages = {name: times.min(axis=0) for name, times in self.messages.items()}
         stages = {name: times.min(axis=(0, 1)) for name, times in self.by_sharing.items()}
         return unchecked_costs(vars(self.base) | messages | stages)

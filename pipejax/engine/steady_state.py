@@ -135,7 +135,7 @@ class _Columns:
 
     @staticmethod
     def _rows(program: Program) -> IntArray:
-        """Return each node's worker: the one whose row holds it, or whose compute it uses."""
+        """Return each node's worker, whose row holds the node or whose compute the node uses."""
         worker, cells = np.array(program.worker), np.asarray(program.node_of_cell)
         row, slot = np.nonzero(cells != SOURCE)
         worker[cells[row, slot]] = row
@@ -287,7 +287,7 @@ def _select_spans(columns: _Columns, num_microbatches: int) -> list[_PeriodSpan]
 
 
 def _candidates(columns: _Columns) -> Iterator[_PeriodSpan]:
-    """Yield candidate periods: those that repeat over most columns first, then the shortest."""
+    """Yield candidate periods; first periods that repeat over most columns, then the shortest."""
     signatures = [columns.signature(column) for column in range(columns.num_columns)]
     signature_ids = {signature: k for k, signature in enumerate(dict.fromkeys(signatures))}
     ids = np.array([signature_ids[signature] for signature in signatures])

@@ -187,7 +187,7 @@ def formula_family(
 def _fit_period(
     numbers: list[int], check_numbers: list[int], facets: FacetsByNumber, period: int, degree: int
 ) -> tuple[int, dict[int, Branch]] | None:
-    """Fit polynomials by residue; return the first number they hold for, and them, or None."""
+    """Fit polynomials by residue; return the first number that they fit, and the polynomials."""
     # Of each residue, the last numbers give the polynomials; these and `check_numbers` check them.
     branches: dict[int, Branch] = {}
     first, step = numbers[0], numbers[1] - numbers[0]

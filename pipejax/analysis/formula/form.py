@@ -233,7 +233,7 @@ class Formula:
 
     @functools.cached_property
     def bound_by(self) -> tuple[str, ...]:
-        """Name what most of the critical path is, in the middle of each facet's region.
+        """Name what takes most of the critical path, in the middle of each facet's region.
 
         The names are "messages", "worker 3", or else "compute", which is then spread over workers.
         In a smaller box the same sum may have another middle, and so another name.
@@ -241,7 +241,7 @@ class Formula:
         return tuple(self._bound(theta) for theta in self.middles)
 
     def _bound(self, theta: Float[NumpyArray, " parameters"]) -> str:
-        """Return "messages", "worker 3" or "compute": what over half of the critical path is."""
+        """Name what takes over half of the critical path: "messages", "worker 3" or "compute"."""
         program = self.program
         weights = (self.costs.weights / self.units).astype(float)
         run = run_on_host(program, weights @ theta)

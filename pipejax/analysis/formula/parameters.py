@@ -210,7 +210,7 @@ def _read_costs(program: Program) -> Bool[NumpyArray, " costs"]:
 
 
 def _to_whole(weights: NumpyArray) -> tuple[int, Whole]:
-    """Return the least factor that makes weights integers, and these: 2, [1, 2] for [0.5, 1]."""
+    """Return the least factor that makes weights integers, and these integers: 2, [1, 2]."""
     distinct, indices = np.unique(weights, return_inverse=True)
     fractions = [_fraction(weight) for weight in distinct.tolist()]
     unit = math.lcm(*(fraction.denominator for fraction in fractions))

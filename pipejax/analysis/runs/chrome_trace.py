@@ -215,7 +215,7 @@ def _lanes(slices: Sequence[_Slice]) -> list[list[_Slice]]:
 def _flows(
     evaluation: Evaluation, slices: Mapping[int, _Slice], messages: Sequence[Sequence[_Slice]]
 ) -> list[Event]:
-    """Return flow events (arrows) from producer over message to consumer, if both take time."""
+    """Return flow events (arrows) from producer over message to consumer if these take time."""
     # `slices` are those of ops by node; `messages` has the slices of each message.
     # A flow binds to the slice around its time, or to the last one that began on its track: so it
     # is a nanosecond inside, since others may begin and end at the borders.

@@ -289,7 +289,7 @@ class ActivationMemory(NamedTuple):
     def curve(
         self, worker: int
     ) -> tuple[Float[NumpyArray, " moments"], Float[NumpyArray, " moments"]]:
-        """Return times (moments) [s], and the memory that a worker holds from each of them on."""
+        """Return times (moments) [s], and a worker's memory from each of these moments on."""
         on_worker = self.worker == worker
         return self.time[on_worker], self.held[on_worker]
 

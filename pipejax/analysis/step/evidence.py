@@ -203,7 +203,7 @@ def _generation(system: str) -> str:
 
 
 def _with_equal_experts(runs: Iterable[Runs], regime: Regime) -> list[Runs]:
-    """Return the runs of models with experts if the regime has experts, else those without."""
+    """Return the runs of models with experts if the regime has experts, else the other runs."""
     return [group for group in runs if (group.regime.experts > 0) == (regime.experts > 0)]
 
 

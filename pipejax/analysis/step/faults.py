@@ -169,7 +169,7 @@ def _evening_rules(scope: str, seconds: Float[NumpyArray, " places"]) -> str:
 
 
 def against_others(values: Float[NumpyArray, " places"]) -> Float[NumpyArray, " places"]:
-    """Divide each value by the median of all other values; 1 where both are equal."""
+    """Divide each value by the median of all other values; 0 / 0 is 1."""
     if len(values) < 2:
         return np.ones(len(values))
     others = medians_of_others(values)
@@ -343,7 +343,7 @@ def message_times(
 
 
 def _longest_wait(run: Evaluation) -> str:
-    """Describe the transfer that waits longest, and the one before it; "" without queues."""
+    """Describe the transfer that waits longest, and the transfer in front; "" without queues."""
     try:
         longest = transfer_waits(run).transfers[0]
     except ValueError:  # other link models have no such queues

@@ -181,7 +181,7 @@ def _slopes(
 
 
 def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
-    """Reduce work to distinct stages and boundaries; return it with each stage's index."""
+    """Reduce work to distinct stages and boundaries; also return each stage's index in them."""
     # Stages with equal leaves of `unplaced` and of the fields in `names` cost the same; so do
     # boundaries with equal `links`. Of equal stages the first is the example: stages a b b b c have
     # the examples 0 1 4, and the indices 0 1 1 1 2 among these.
@@ -215,7 +215,7 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
 
 
 def _distinct(rows: Any) -> tuple[Int[NumpyArray, " new"], Int[NumpyArray, " columns"]]:
-    """Return the position of each distinct column, and every column's index among these."""
+    """Return the positions of the distinct columns, and each column's index among those."""
     # one row [7 5 7]: the distinct columns 5, 7 are at positions [1 0]; indices are [1 0 1]
     _, examples, indices = np.unique(np.stack(rows), axis=1, return_index=True, return_inverse=True)
     return examples, indices.ravel()

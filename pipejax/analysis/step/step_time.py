@@ -355,7 +355,7 @@ def _program_fields(programs: Iterable[Program]) -> set[str]:
 def _rows_by_program(
     programs: Mapping[int, Program], overlaps: Sequence[bool]
 ) -> tuple[tuple[Program, Rows, bool], ...]:
-    """Group rows by program and by whether steps overlap; return both with the group's rows."""
+    """Group rows by program and overlap of steps; return each group's program, rows, overlap."""
     groups: dict[tuple[int, bool], list[int]] = {}
     for row, program in programs.items():
         groups.setdefault((id(program), overlaps[row]), []).append(row)

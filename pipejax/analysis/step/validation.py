@@ -129,7 +129,7 @@ Predict = Callable[[MeasuredRows, System], Predictions]
 @with_short_repr("time memory coverage_90 measured predicted")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Validation:
-    """Measured runs and predictions of them, to compare.
+    """Measured runs and their predictions, to compare.
 
     Attributes:
       measured: the rows.

@@ -126,7 +126,7 @@ def _number_table(numbers: Iterable[Any], fitted_to: str) -> TextTable:
 
 
 def _view(fit: "pj.results.Calibration") -> Iterator[object]:
-    """Yield the mean errors before and after the fit, and those of runs that it did not see."""
+    """Yield the mean errors before and after the fit, and the errors of runs outside the fit."""
     before, after = digits(fit.as_is.mape), digits(fit.fit.mape)
     yield (
         f"predicted step times are [bold]{after} %[/] off in the mean after the fit, {before} % "

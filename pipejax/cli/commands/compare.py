@@ -120,7 +120,7 @@ def _row(
 
 
 def _is_unequal_work(scenarios: "Sequence[pj.Scenario]") -> bool:
-    """Return whether times are of stages, so that runs with more of them do more work."""
+    """Return whether times are per stage, so that runs with more stages do more work."""
     counts = {
         scenario.table().num_stages / scenario.table().num_workers
         for scenario in scenarios

@@ -118,7 +118,7 @@ def _limit(text: str | None, scenario: "pj.Scenario") -> list[float] | None:
 
 
 def _as_json(explanation: "pj.results.Explanation", files: Mapping[int, Path]) -> dict[str, Any]:
-    """Return an explanation for `--json`; `files` are those of tables, by number of the remedy."""
+    """Return an explanation for `--json`; `files` has the table's file of a remedy, by number."""
     # JSON has no infinity: null if any time is tolerated
     is_finite = math.isfinite(explanation.tolerated or math.inf)
     return {

@@ -360,7 +360,7 @@ def _family(settings: _FormOptions, symbol: str, numbers: list[int]) -> "pj.resu
         return run.scenario().table()
 
     def find(numbers: Sequence[int], check_on: Sequence[int]) -> "pj.results.Family":
-        """Fit a family to these numbers and check it on others."""
+        """Fit a family to these numbers and check it on further numbers."""
         return pj.analysis.formula_family(
             lambda number: settings.program(table(number)),
             numbers,

@@ -92,7 +92,7 @@ def schedules(*, models: bool = False, systems: bool = False, stacks: bool = Fal
 
 
 def _model(model: "pj.Model") -> dict[str, Any]:
-    """Return the sizes of a model: parameters, and those active for a token."""
+    """Return the sizes of a model: all parameters, and the parameters active for a token."""
     experts = 0 if model.moe is None else model.moe.experts
     sizes = pick(model, "source parameters active_parameters layers hidden sequence")
     return sizes | {"experts": experts}

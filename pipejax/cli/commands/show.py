@@ -307,7 +307,7 @@ def save_page(
     choices: "Sequence[pj.Evaluation]",
     out: Output,
 ) -> None:
-    """Write the explorer's page with the runs of a scene, and with `choices` for others."""
+    """Write the explorer's page with the runs of a scene, and `choices` of further runs."""
     from pipejax.plots.explorer.payload import Explored, page
 
     explored = []

@@ -69,7 +69,7 @@ def validate(
 
 
 def _statistics(validation: "pj.results.Validation") -> dict[str, Any]:
-    """Return the errors of a validation for `--json`; those of times are null if it has none."""
+    """Return the errors of a validation for `--json`; errors of times are null without times."""
     time, memory = validation.time, validation.memory
     result: dict[str, Any] = {"rows": len(validation.measured)}
     result |= dict.fromkeys(TITLES) if time is None else pick(time, " ".join(TITLES))

@@ -65,7 +65,7 @@ class LineOptions:
         self.values: list[tuple[str, str]] = []  # options and texts; a flag has its name for one
 
     def read(self, app: Any, commands: Any, arguments: "ArgumentCollection") -> None:
-        """Join options of the line, as cyclopts read them, with those of the file."""
+        """Join options of the line, as cyclopts read them, with options of the file."""
         del app, commands
         options = {
             argument.field_info.name: argument
@@ -325,7 +325,7 @@ def written(*names: str) -> dict[str, Any]:
 
 
 def written_but(*names: str) -> dict[str, Any]:
-    """Return all options of this command line, except `names` and those of output."""
+    """Return all options of this command line, except `names` and output options."""
     return {k: v for k, v in current_style().options.items() if k not in (*names, *ANSWERED)}
 
 

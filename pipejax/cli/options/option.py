@@ -77,20 +77,20 @@ def whole_numbers(text: str) -> list[int] | None:
 
 
 def number_text(number: float) -> str:
-    """Write a number so that it is read as the same one: 1, 0.25, 1.1609066379844362."""
+    """Write a number so that reading it gives the same number: 1, 0.25, 1.1609066379844362."""
     text = f"{number:g}"
     return text if float(text) == number else repr(number)
 
 
 def seconds_text(seconds: float) -> str:
-    """Write a time so that it is read as the same one, in the unit that takes fewest letters."""
+    """Write a time so that reading it gives the same time, in the unit with fewest letters."""
     texts = [number_text(seconds)]
     texts += [f"{number_text(seconds / 10.0**-k)}{unit}" for k, unit in ((3, "ms"), (6, "us"))]
     return min((text for text in texts if parse_seconds(text, "") == seconds), key=len)
 
 
 def seconds_texts(times: Iterable[float]) -> list[str]:
-    """Write times so that they are read as the same ones, all with units or none."""
+    """Write times so that reading them gives the same times, all with units or none."""
     texts = [*map(seconds_text, times)]
     has_unit = any(math.isnan(parse_float(text)) for text in texts)
     return [f"{text}s" if has_unit and parse_float(text) > 0 else text for text in texts]

@@ -19,7 +19,7 @@ from pipejax.schedules.table.links import LINK_OPTIONS
 
 
 def _workload_options(name: str, *, in_plan: bool) -> type:
-    """Make a record of options from the fields of a workload, `in_plan` from those of a plan."""
+    """Make a record of options from a workload's fields; with `in_plan`, from those of plans."""
     kinds = {"whole": int | None, "flag": bool}
     fields = {n: f for n, f in WORKLOAD_FIELDS.items() if f.head and (f.in_plan or not in_plan)}
     details = {n: f.detail for n, f in fields.items()}
@@ -193,7 +193,7 @@ class PricedSettings(ScheduleSettings, CostOptions, LinkOptions):
 def shown_scenarios(
     run: SizedRunOptions, settings: TableOptions, schedules: str | None
 ) -> "tuple[list[pj.Scenario], dict[str, str]]":
-    """Return the scenarios that `show` draws, and by name why other named ones do not exist."""
+    """Return the scenarios that `show` draws, and the errors of schedules that cannot be built."""
     if schedules is None:
         scenario = run.scenario(settings)
         build(scenario)

@@ -651,7 +651,7 @@ def _edit_options(scenario: "pj.Scenario") -> Options:
 
 
 def required(scenario: "pj.Scenario") -> "pj.Scenario":
-    """Return a scenario with times, or say which options give them."""
+    """Return a scenario with times; without times, raise an error that names their options."""
     if not scenario.has_times:
         raise ValueError(
             "times are missing: give --stage-times F=1,B=2, --worker-times F=1,B=2, --costs FILE "

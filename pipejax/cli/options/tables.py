@@ -151,7 +151,7 @@ class ScheduleSettings:
     residency: str | None = None
 
     def table_options(self, run_options: tuple[str, ...] = ()) -> TableOptions:
-        """Return the options that are set; `run_options` name those of runs too."""
+        """Return the options that are set; `run_options` name options that runs have too."""
         fields = {name: getattr(self, name) for name in SCHEDULE_OPTIONS if name not in EDITS}
         options = {name: value for name, value in fields.items() if value is not None}
         gathering = parse_gathering(self.sharding_lane, self.lookahead, self.residency)

@@ -56,7 +56,7 @@ def layout_json(
 def launch_lines(
     launches: "Iterable[pj.results.Launch]", *, full: bool = False, short: bool = False
 ) -> Iterator[Text]:
-    """Yield each launcher's options, if it lacks features with `full`; `short` cuts long values."""
+    """Yield what a launcher lacks, else (or with `full`) its options; `short` cuts long values."""
     for launch in launches:
         lacks = f"lacks {'; '.join(launch.lacks)}" if launch.lacks else ""
         options = launch.text if full or not lacks else ""

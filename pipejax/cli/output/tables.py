@@ -218,7 +218,7 @@ def _parts(min_widths: Sequence[int], num_keys: int, width: int) -> Iterator[lis
 
 
 def _share_width(min_widths: Sequence[int], max_widths: Sequence[int], width: int) -> list[int]:
-    """Share a width among columns, those first that lack least to their largest width."""
+    """Share a width among columns; columns that lack least to their largest width come first."""
     # min 4 4, max 6 10, width 12: 4 are spare, so the first gets 6, and the second 6
     widths, spare = list(min_widths), width - sum(min_widths)
     lacking = [largest - least for least, largest in zip(min_widths, max_widths, strict=True)]

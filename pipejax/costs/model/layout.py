@@ -34,7 +34,7 @@ class RankGroup(NamedTuple):
     strides: tuple[Number, ...]  # distance of two neighbours along it [ranks]
 
     def on(self, gpus_per_node: Number) -> Group:
-        """Count all accelerators of the group, and those that share a node."""
+        """Count the accelerators of the group, and those of the group on one node."""
         # 4 ranks at stride 2 (ranks 0 2 4 6) on nodes of 4: 4 // 2 = 2 of them share a node
         size: Number = 1.0
         inside: Number = 1.0

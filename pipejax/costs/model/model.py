@@ -476,7 +476,7 @@ FILE = _fields(Model)
 
 
 def check_sizes(model: Model) -> None:
-    """Check the sizes of a model from Python as those of a file."""
+    """Check the sizes of a model made in Python, like the sizes in a file."""
     may_be_0 = (*_KINDS, "ffn_hidden", "optimizer_bytes")
     for where, record in (("model", model), ("model: mla", model.mla), ("model: moe", model.moe)):
         for field in dataclasses.fields(record) if record else ():

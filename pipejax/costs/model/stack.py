@@ -132,7 +132,7 @@ def machine_software(system: System, stack: Stack | str | Path | None = None) ->
 
 
 def fields_for(model: Model, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the default fields that a model can have: without experts none that needs them."""
+    """Select the default fields for a model: without experts no field that needs experts."""
     return {n: v for n, v in fields.items() if model.moe or v in OF_EXPERTS.get(n, (v,))}
 
 

@@ -485,7 +485,7 @@ def _ends_step(table: ScheduleTable) -> Float[NumpyArray, " stages"]:
 def find_stages(
     workload: Workload, table: ScheduleTable, assigned: StageLayers | Stages | None
 ) -> Stages:
-    """Return the stages of a schedule, built unless `assigned` is them already.
+    """Return `assigned` if these are stages already, else build the stages of a schedule.
 
     `assigned` may also be the layers of the stages; if None, `assign_layers` assigns them.
     """

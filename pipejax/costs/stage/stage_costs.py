@@ -323,7 +323,7 @@ def _device_seconds(
 
 
 def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
-    """Return each op's times (phases) [s]; those of ops of a kind are computed as one array."""
+    """Return each op's times (phases) [s]; ops of a kind are computed as one array."""
     indices_by_kind: dict[tuple[str, str], list[int]] = {}
     for index, op in enumerate(ops):
         indices_by_kind.setdefault((op.kind, op.precision), []).append(index)
@@ -448,7 +448,7 @@ def stage_costs(
     no_stragglers = dataclasses.replace(workload, stragglers=())  # they are applied at the end
 
     def compute_costs(model: Model, microbatch_size: float) -> dict[str, Any]:
-        """Return those costs of a microbatch that depend on its length, by field."""
+        """Return the costs that depend on a microbatch's length, by field."""
         costs = vars(costs_of_microbatch(model, system, no_stragglers, table, microbatch_size))
         fields = (*GROWING, *layer_part_kinds(table, workload, system))
         return {name: np.asarray(costs[name]) for name in fields if costs[name] is not None}

@@ -172,7 +172,7 @@ def _add_host_ops(builder: ProgramBuilder, order: RunOrder) -> None:
 
 
 def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) -> None:
-    """Add the ops that run on other lanes than a worker's row, and chain those of each lane."""
+    """Add the ops that run on other lanes than a worker's row, and chain the ops of each lane."""
     table = builder.table
     if not table.grammar.side_phases:
         return
@@ -309,7 +309,7 @@ def _chain_reductions(
     last_gradient: Int[NumpyArray, " copies"],
     lane_gradients: tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]],
 ) -> None:
-    """Order each worker's all-reduces by their last gradients, so that it runs one at a time."""
+    """Chain each worker's all-reduces by their last gradients, so that one runs at a time."""
     # `reductions` are nodes. Each copy (a stage on a worker) has the index of its all-reduce among
     # these, and the cell of its last gradient; `lane_gradients` are REDUCE_GRAD cells on lanes, and
     # the index of each.

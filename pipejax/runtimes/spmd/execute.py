@@ -167,7 +167,7 @@ def _backward(
 
 
 def _recompute(step: Instructions, moving: _InFlight, target: Array) -> _InFlight:
-    """Copy the checkpoint to where backwards read it; they run the stage again anyway."""
+    """Copy the checkpoint to where backwards read; every backward runs the stage again."""
     state = moving.state
     activation = state.activations[step.read]
     activations = state.activations.at[step.free].set(jnp.nan).at[step.write].set(activation)

@@ -74,7 +74,7 @@ class Instructions(NamedTuple):
 
 
 def lockstep_slots(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
-    """Return the lockstep slot of each cell: the first one after all cells it waits for."""
+    """Return the lockstep slot of each cell: the first after all cells that it waits for."""
     start, _ = run_edges(*cell_edges(table), np.ones(table.phase.size))
     return start.astype(np.int32)
 

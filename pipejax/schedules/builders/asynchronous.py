@@ -127,7 +127,7 @@ def _table_with_updates(
     has_update: Bool[NumpyArray, " microbatches"] | None = None,
     weights: WeightRule = NEWEST,
 ) -> ScheduleTable:
-    """Build a table of F and B in which an update U follows each B, or those of `has_update`.
+    """Build a table of F and B, with an update U after each B (with `has_update`, after some B).
 
     `last_backward` is the microbatch of the last B before each F; below 0 without a B before it.
     """

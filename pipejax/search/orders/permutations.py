@@ -109,7 +109,7 @@ class PermutationSearch(LocalSearch[Best]):
         """Return a batch of costs for `makespans`, one entry per order."""
 
     def start_from(self, named: Mapping[str, Order], *unnamed: Order, random: str) -> None:
-        """Start from the fastest of the passed orders and of random ones; set the baselines."""
+        """Start from the fastest of the passed orders and of random orders; set the baselines."""
         # Baselines are the named orders, and with random "x" the "best of x" and the "mean of x".
         members = np.tile(np.arange(len(self.kind)), (NUM_RANDOM, 1))
         orders = np.stack([*named.values(), *unnamed, *self.rng.permuted(members, axis=1)])

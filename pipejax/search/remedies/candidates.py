@@ -218,7 +218,7 @@ class Memory:
         return bool((self.needs(candidate) <= np.asarray(limit) * (1 + 1e-9)).all())
 
     def ratio(self, candidate: Candidate) -> float:
-        """Return the fullest worker's need over that in the unchanged run; 1 if both are 0."""
+        """Return the fullest worker's need over its need in the unchanged run; 0 / 0 is 1."""
         need, begin_need = self.needs(candidate).max(), self.begin_needs.max()
         return 1.0 if need == begin_need else float(need / begin_need)
 

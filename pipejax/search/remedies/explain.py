@@ -357,7 +357,7 @@ def is_same_table(table: ScheduleTable, other: ScheduleTable) -> bool:
 def _memories(
     memory_limit: float | Sequence[float] | None, base: Candidate, launcher: str | None
 ) -> Iterator[Memory]:
-    """Check a memory limit; yield it, or those of `plan` for a system, the first that helps."""
+    """Check a memory limit and yield it; without one, yield the system's limits, as `plan`."""
     # A run within the memory of the machine runs: its changes then need no more than itself, or
     # the limit of `plan`. Less sure limits follow if the run does not fit and nothing surely does.
     workload, system = base.scenario.model_workload, base.scenario.system

@@ -87,7 +87,7 @@ def stage_bounds(problem: Problem) -> PerStage:
 
 
 def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[tuple[int, int]]:
-    """Return, for each microbatch, how many (I, W) of others must end before its F fits."""
+    """Return how many I and W of other microbatches must end before each microbatch's F fits."""
     # With i input and w weight gradients done, w <= i, the stage still holds at least what its
     # other microbatches take. F of microbatch k finds room where
     # (k + 1) size - i (size - weight_size) - w weight_size <= limit.

@@ -254,7 +254,7 @@ class Analysis:
 
 
 def usual_steps(trace: Trace, pipelines: Pipelines) -> Pipelines:
-    """Return the pipelines without odd steps; these are added to the content left out."""
+    """Return the pipelines without odd steps; add the odd steps to the content left out."""
     odd = odd_steps(pipelines)
     if not odd:
         return pipelines

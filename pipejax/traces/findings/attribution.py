@@ -210,7 +210,7 @@ class JobSteps:
         self.recorded = trace.end[slices].max(axis=1) - trace.start[slices].min(axis=1)
 
     def kind_seconds(self, code: int, stage: int | None = None) -> Float[NumpyArray, " slices"]:
-        """Return the times [s] of all slices of a phase, or of those on one stage."""
+        """Return the times [s] of all slices of a phase, or of its slices on one stage."""
         is_selected = self.kind == code
         if stage is not None:
             is_selected &= self.stage == stage

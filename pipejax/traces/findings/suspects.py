@@ -224,7 +224,7 @@ class _MicrobatchTimes(NamedTuple):
         return cls(step, replica, worker, logs, shared, rest, noise, median, trace, ops, durations)
 
     def without(self, steps: Sequence[int]) -> "_MicrobatchTimes":
-        """Return the times without these steps, so that these do not move the medians."""
+        """Return the times without these steps, so that odd steps do not move the medians."""
         runs = ~np.isin(self.step, steps)
         other_runs = self._replace(step=self.step[runs], replica=self.replica[runs])
         return other_runs.with_logs(self.logs[runs])
@@ -285,7 +285,7 @@ class _MicrobatchTimes(NamedTuple):
         return MEDIAN_ERROR * self.noise / np.sqrt(count)
 
     def slow_places(self) -> Iterator[Sequence[Suspect]]:
-        """Yield slow workers, stages and microbatches; then those of replicas, then of steps."""
+        """Yield slow workers, stages and microbatches: of the run, then of replicas and steps."""
         (_, stages, count), replicas = self.logs.shape, np.unique(self.replica).tolist()
         workers = _places("worker", np.unique(self.worker).tolist())
         # where every worker has one stage, different machines hold it in other replicas
@@ -586,7 +586,7 @@ def _with_costs(
 def _mean_ratio(
     suspect: Suspect, times: _MicrobatchTimes, odd: Sequence[int]
 ) -> tuple[Cells, float]:
-    """Return the cells of a suspect, and the mean ratio of their times to those of its peers.
+    """Return the cells of a suspect, and the mean ratio of their times to its peers' times.
 
     Odd steps, which are slow as a whole, do not count unless the suspect is a place in one step.
     """

@@ -119,7 +119,7 @@ def _with_steps(
 
 
 def _match_steps(ranks: Sequence[Rows], begins: Sequence[NumpyArray]) -> list[NumpyArray]:
-    """Number the steps of all ranks by their begins; those of a rank in doubt are OUTSIDE.
+    """Number the steps of all ranks by their begins; OUTSIDE if a rank's numbers are in doubt.
 
     The k-th steps of all ranks with the usual number of steps are one step. The steps of other
     ranks, whose trace begins late or ends early, or repeats or lacks an op, are matched in time.
@@ -141,7 +141,7 @@ def _match_steps(ranks: Sequence[Rows], begins: Sequence[NumpyArray]) -> list[Nu
 
 
 def _with_common_numbers(ranks: Sequence[Rows], notes: list[str]) -> list[Rows]:
-    """Renumber the marks of ranks whose steps of a number are never at the time of the others'."""
+    """Renumber the marks of ranks whose steps never run when other ranks run the same number."""
     first = next(rank for rank in ranks if rank.marks)
     renumbered = []
     for rank in ranks:
@@ -532,7 +532,7 @@ def _budget_steps(
 
 
 def _time_by_kernels(ranks: Sequence[Rows], cells: Cells, request: Request) -> Sequence[Rows]:
-    """Return the slices of ranks with kernels, timed by these; if no rank has any, as recorded."""
+    """Return the slices of ranks with kernels, timed by kernels; without kernels, as recorded."""
     kernel_rows = [_kernel_times(rows, cells, request) for rows in ranks]
     for rows, timed in zip(ranks, kernel_rows, strict=True):
         if timed is not None:

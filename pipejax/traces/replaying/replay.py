@@ -233,7 +233,7 @@ def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTi
 def _span_errors(
     pipelines: Pipelines, runs: Sequence[TableRuns], times: Float[NumpyArray, "candidates links"]
 ) -> Float[NumpyArray, "candidates pipelines"]:
-    """Return replayed / recorded time of each pipeline, minus 1; NaN for those not in `runs`."""
+    """Return replayed / recorded time - 1 of each pipeline; NaN if it is not in `runs`."""
     errors = np.full((len(times), len(pipelines.pipelines)), np.nan)
     for run in runs:
         _, spans = run.replay(times)
