@@ -13,7 +13,7 @@ from pipejax.runtimes.formats import FORMATS
 
 @options
 def export(*, run: RunOptions = RunOptions(), format: str, out: Annotated[Output, ANY]) -> Answer:
-    """Write a schedule for PyTorch, JaxPP or Shardy, as JSON, or its run for Perfetto."""
+    """Write a schedule (for PyTorch, JaxPP, Shardy, or as JSON) or its timeline (for Perfetto)."""
     format = resolve_choice(format, FORMATS, "--format")
     scenario = run.scenario()
     table = build(scenario)

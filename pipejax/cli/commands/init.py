@@ -31,7 +31,7 @@ COPIED = {"model": "llama3-70b", "system": "h100"}
 
 @options
 def init(
-    kind: Annotated[str, Parameter(name="|".join(USED_BY), help="What the file is to hold.")],
+    kind: Annotated[str, Parameter(name="|".join(USED_BY), help="kind of the file")],
     /,
     *,
     model: str | None = None,

@@ -16,9 +16,9 @@ from pipejax.cli.output.tables import facts
 
 @options
 def schema(
-    *command: Annotated[str, Parameter(name="COMMAND", help="Command, as sweep show.")],
+    *command: Annotated[str, Parameter(name="[COMMAND]", help="for example: sweep show")],
 ) -> Answer:
-    """Print the JSON Schema of the `--json` of a command; without one, list the commands.
+    """Print the JSON Schema of a command's `--json`; without COMMAND, list the commands.
 
     Each key has its type, what it means and the unit of its number; `required` are those that every
     answer has. Keys are only added while `version` stays the same.

@@ -28,7 +28,7 @@ def sensitivity(
     factor: float = 2.0,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Show how much the step time changes with each number of the run, and what bounds it."""
+    """Show how the step time changes with each time and bandwidth, and which of them limit it."""
     from pipejax.analysis.uncertainty.sensitivity import is_possible, swings
 
     scenario = run.scenario()

@@ -201,7 +201,7 @@ def microbatches(
     seed: int = 0,
     out: Annotated[Output, JSON] = NO_OUTPUT,
 ) -> Answer:
-    """Search the order of microbatches that differ, against sorted and random ones."""
+    """Find the best order of unequal microbatches; compare sorted and random orders."""
     from pipejax.search.orders.microbatches import MicrobatchSearch
 
     scenario = run.scenario()
@@ -234,7 +234,7 @@ def places(
     out: Annotated[Output, JSON] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Search the best places of workers on a machine of nodes."""
+    """Find the best placement of workers; --comm: time in a node, time between nodes."""
     from pipejax.costs.topology import places_on
     from pipejax.search.orders.places import PlacementSearch
 
@@ -383,7 +383,7 @@ def chunks(
     seed: int = 0,
     time_limit: str = "60",
 ) -> Answer:
-    """Cut a prompt into chunks with the earliest first token, one stage on each worker.
+    """Cut a prompt into chunks so that the first token comes soonest, one stage per worker.
 
     A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) + g p on each stage.
     """

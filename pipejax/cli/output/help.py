@@ -119,6 +119,8 @@ def _head(
         if key in CATALOGUE and option.default is inspect.Parameter.empty
     ]
     arguments = {key: option.help for key, option in options.items() if key not in CATALOGUE}
+    if not required and not arguments:  # a schedule file replaces the schedule's name and sizes
+        required = [f"--{key} NAME ..." for key in ("schedule", "schedules") if key in options][:1]
     usage = f"Usage: pipejax {name} {' '.join([*arguments, *required, '[OPTIONS]'])}"
     lines = _wrapped(usage, width, "  ")
     for paragraph in about[:1] if short else about:
