@@ -535,3 +535,17 @@ def test_one_rank_of_each_tensor_parallel_group_is_a_pipeline(tmp_path):
     write_export(tmp_path / "rank12.sqlite", run_processes(run, megatron)[:1])
     with pytest.raises(ValueError, match="of 4 there is no sound file of 1: rank 1"):
         read(tmp_path, steps=2, stages_per_worker=1)
+
+
+@pytest.mark.parametrize(("workers", "microbatches"), [(4, 8), (2, 8), (4, 16)])
+def test_an_interleaved_run_is_asked_for_its_stages_not_for_replicas(
+    workers, microbatches, tmp_path
+):
+    run = evaluated("interleaved-1f1b", workers, microbatches, **TWO)
+    processes = run_processes(run, megatron, marks=lambda step: f"iteration {step}")
+    write_export(tmp_path / "node.sqlite", processes)
+    with pytest.raises(ValueError, match="--stages-per-worker 2") as error:
+        read(tmp_path)
+    assert "replicas" not in str(error.value)
+    trace = read(tmp_path, **TWO)
+    assert sorted(recorded(trace, trace.steps[0])) == sorted(planted(run))

@@ -167,7 +167,7 @@ def test_the_rest_of_a_marked_step_is_said(mark, before, after, planted, tmp_pat
     in_files("rank{rank}.json")(tmp_path, ranks)
     _, text, _ = call("trace", str(tmp_path), "--schedules", "1f1b")
     _, line, *_ = text.splitlines()
-    assert line.startswith("a step takes ") == bool(mark and after)
+    assert line.startswith("the median step takes ") == bool(mark and after)
     if mark and after:
         marked, pipeline, rest = map(float, re.findall(r"([\d.]+) s\b", line))
         starts, ends = ([getattr(op, x) for op in slices if not op.step] for x in ("start", "end"))

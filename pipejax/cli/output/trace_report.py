@@ -96,7 +96,7 @@ def trace_view(
     finding, rows = analysis.finding, result["remedies"]
     if advice is None:
         yield plain(f"{seconds(step)} per step; no advice: {analysis.no_advice}")
-        yield from _notes(analysis, "a step takes")
+        yield from _notes(analysis, "the median step")
         yield from _replay_help(analysis)
         yield from _budget(analysis.pipelines.trace.budgets)
         yield _heading(analysis, result)
@@ -106,7 +106,7 @@ def trace_view(
         yield plain(f"{seconds(step)} per step; {first_fault(advice, step)}")
     else:
         yield plain(_suspect_text(analysis, finding))
-    yield from _notes(analysis, "a step takes")
+    yield from _notes(analysis, "the median step")
     # rows: perhaps the repair of `first_remedy`, then the remedies of the advice
     advised = named = rows[len(rows) - len(advice.remedies) :]
     if finding is not None and finding.kind == "stage" and rows and rows[0]["kind"] == "layers":

@@ -59,7 +59,8 @@ def finish_trace(
     except ArgumentError as error:
         rows = (part for part in (*request.left_out, *faults) if part.what.startswith("rows"))
         damage = [f"{part.count} damaged {part.what}: {part.why}" for part in rows]
-        raise ArgumentError(error.argument, None, "; ".join([str(error), *damage])) from None
+        text = "; ".join([str(error), *damage])
+        raise ArgumentError(error.argument, error.value, text) from None
     columns.pop("chunk", None)
     # `complete` leaves ops that it could not number without a microbatch
     is_surplus = (kind >= 0) & (columns["microbatch"] < 0)
@@ -160,7 +161,8 @@ def place_ranks(
 
     number = replicas or shared or 1
     traces = list_traces(number if world % number == 0 else 1)
-    is_stated = replicas or any(ops)
+    # one pipeline that can be read in several ways needs no replicas
+    is_stated = replicas or any(ops) or any(fault.value for fault in faults)
     if not is_stated and not any(map(_is_causal, traces)):
         divisors = [count for count in range(2, world // 2 + 1) if world % count == 0]
         possible = [count for count in divisors if any(map(_is_causal, list_traces(count)))]

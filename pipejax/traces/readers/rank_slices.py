@@ -337,7 +337,7 @@ def _rest_of_steps(trace: Trace, ranks: Sequence[Rows]) -> Iterator[str]:
     marked, span = np.median(times, axis=0).tolist() if times else (0.0, 0.0)
     if marked > 1.01 * span:
         yield (
-            f"a step takes {marked:.3g} s by its mark: the pipeline takes {span:.3g} s of it, and "
+            f"the median step takes {marked:.3g} s by its mark: ops take {span:.3g} s of it, and "
             f"the other {marked - span:.3g} s, before and after its ops, are not in times per step"
         )
 

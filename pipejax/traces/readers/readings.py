@@ -82,7 +82,7 @@ def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bo
         possible = _consistent_readings(candidates, by_step=by_step)
     missing_text = ", ".join(missing)
     if len(possible) != 1:
-        raise wrong("files", _why_ambiguous(missing, candidates, possible))
+        raise wrong("files", _why_ambiguous(missing, candidates, possible), possible)
     for name in missing:
         columns[name] = np.full(len(kind), NONE)
         columns[name][rows] = possible[0].columns[name][row_ops]
