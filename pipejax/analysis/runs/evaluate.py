@@ -136,18 +136,12 @@ def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay")
     with np.errstate(over="ignore", invalid="ignore"):  # overflows are refused below
         run = _evaluate_unchecked(table, costs, link)
     check_finite(run.makespan, costs)
-    check_finite({name: getattr(run, name) for name in _SUMS_AND_RATIOS}, costs)
+    check_finite({name: getattr(run, name) for name in _SUMS_AND_RATIOS.split()}, costs)
     return run
 
 
-_SUMS_AND_RATIOS = (  # further fields that may overflow
-    "busy",
-    "bubble_ratio",
-    "bubble_overhead",
-    "max_span",
-    "span_bubble_ratio",
-    "message_finish",
-)
+# further fields that may overflow
+_SUMS_AND_RATIOS = "busy bubble_ratio bubble_overhead max_span span_bubble_ratio message_finish"
 
 
 def _evaluate_unchecked(table: ScheduleTable, costs: Costs, link: str | Links) -> Evaluation:

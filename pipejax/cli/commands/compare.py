@@ -10,6 +10,7 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.checks import MismatchError
+from pipejax.base.ties import TIE
 from pipejax.cli.options.option import options, parse_counts
 from pipejax.cli.options.run import ListedRunOptions
 from pipejax.cli.options.scenario import memory_room, required
@@ -203,9 +204,6 @@ def _varying_sizes(rows: list[Row], names: Iterable[str] = SIZES) -> list[str]:
 
 def _ranked(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (*_size(row), row.get("makespan", math.inf)))
-
-
-TIE = 1e-9  # relative difference of makespans that count as equal
 
 
 def _winners(ranked: list[Row], best: Best, shown_sizes: list[str]) -> Iterator[object]:

@@ -155,7 +155,6 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
             result,
             tuned,
             ("setting", "settings"),
-            time="step time",
             last_lines=launch_lines((x for x in launches if not x.lacks), short=True),
             next=next_commands,
             details=details,
@@ -278,7 +277,6 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
             data,
             result,
             ("split", "splits"),
-            time="step time",
             last_lines=launch_lines((x for x in launches if not x.lacks), short=True),
             next=(command_line(split, "show", out="layers.html"),),
             details={

@@ -1,11 +1,13 @@
 """A plan and the options of launchers as text."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 import pipejax as pj
+from pipejax.base.data_files import load_json
 from pipejax.cli.output.numbers import gigabytes, percent, quantity, seconds
 from pipejax.cli.output.report import folded, pick, plain
 from pipejax.cli.output.tables import Column, rows_table
@@ -68,27 +70,11 @@ def launch_lines(
         yield plain(f"{launch.launcher}: {'; the rest: '.join(filter(None, (lacks, options)))}")
 
 
-WORDS = {  # degrees of a layout, in the order in which a row names them
-    "tensor": "TP",
-    "context": "CP",
-    "expert": "EP",
-    "expert_tensor": "ETP",
-    "data": "DP",
-    "pipeline": "PP",
-    "stages_per_worker": "VPP",
-    "microbatch_size": "microbatch",
-    "microbatches": "microbatches",
-}
+TEXTS = load_json(Path(__file__).with_name("plan_words.json"))
+WORDS: Mapping[str, str] = TEXTS["degrees"]  # of a layout, in the order in which a row names them
+LIMITS: Mapping[str, str] = TEXTS["limits"]  # by numbers of a section of the machine
 MAX_SOURCES = 2  # publications that a line names
 MAX_BREAK_EVEN = 2  # numbers of the machine that a report names
-LIMITS = {  # what a number of the machine limits, by its section
-    "compute": "arithmetic",
-    "memory": "memory bandwidth",
-    "node": "links inside a node",
-    "rack": "links inside a rack",
-    "network": "links between nodes",
-    "host": "launches by the host",
-}
 OVERLAPS = (  # fields of a workload, degree and name of the traffic, and the option
     ("overlap", "data", "exchanges of gradients and weights", "--overlap"),
     ("tensor_overlap", "tensor", "exchanges of tensor parallelism", "--tensor-overlap"),

@@ -1,29 +1,19 @@
 """Hold-outs: rows that each fit leaves out, and error bands from these rows."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.checks import MAX_COUNT, resolve_choice, whole_number, wrong
+from pipejax.base.data_files import load_json
 from pipejax.costs.measured.measured_rows import COLUMNS, MeasuredRows
 from pipejax.costs.system.system import Band
 
 # letters of columns, as in formulas
-LETTERS: Mapping[str, str] = {
-    "L": "layers",
-    "h": "hidden",
-    "a": "heads",
-    "s": "sequence",
-    "t": "tensor",
-    "c": "context",
-    "e": "expert",
-    "d": "data",
-    "p": "pipeline",
-    "v": "stages_per_worker",
-    "b": "microbatch_size",
-}
+LETTERS: Mapping[str, str] = load_json(Path(__file__).with_name("column_letters.json"))
 DRAWS = 20  # of a few rows, of which one draw would say little
 EXAMPLES = "t=8, group:h,t,b, k-fold:5, few:8 or model"
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from pipejax.analysis.step.faults import Fault, find_faults
 from pipejax.analysis.step.step_report import Part, step_parts
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, whole_number, wrong
+from pipejax.base.data_files import load_json
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.costs.costs import Costs
 from pipejax.costs.edits import ScaledTimes
@@ -223,21 +225,11 @@ class Memory:
         return 1.0 if need == begin_need else float(need / begin_need)
 
 
-SHELVES: Mapping[str, str] = {  # groups of remedies, with the needs of each
-    "launcher": "options of a launcher",
-    "code": "your own schedule file or code",
-    "hardware": "other hardware or a repair",
-}
-
-
+RECORDS = load_json(Path(__file__).with_name("remedies.json"))
+SHELVES: Mapping[str, str] = RECORDS["shelves"]  # groups of remedies, with the needs of each
 TABLE_SUFFIX = ".csv"  # of an option that names the file of a table
 # options for the stages of each worker, of a launcher that otherwise takes one or two
-STAGE_OPTIONS: Mapping[str, Collection[str]] = {
-    "torchtitan": {
-        "parallelism.pipeline_parallel_layers_per_stage",
-        "parallelism.module_fqns_per_model_part",
-    }
-}
+STAGE_OPTIONS: Mapping[str, Collection[str]] = RECORDS["stage options"]
 
 
 def run_launches(scenario: Scenario, layers: Sequence[int]) -> tuple[Launch, ...]:

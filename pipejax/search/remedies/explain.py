@@ -34,6 +34,7 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.remedies import changes
 from pipejax.search.remedies.candidates import (
+    RECORDS,
     SHELVES,
     Candidate,
     Memory,
@@ -73,24 +74,13 @@ OF_HARDWARE = ("repair", "hardware")  # kinds that no launcher and no code bring
 REPAIR_WEIGHT = 1.1  # of the time that a repair saves, against faster hardware
 # parts of ops, and the share of a step from which exchanges are a cause: tensor parallelism takes
 # less of most runs (ours)
-IN_LAYERS = {
-    "tensor": "exchanges of tensor parallelism",
-    "context": "exchanges of context parallelism",
-    "expert": "tokens on their way to experts and back",
-    "weights": "gathers of weights",
-    "host": "starts of kernels by the host (fewer with larger microbatches or CUDA graphs)",
-}
+IN_LAYERS: Mapping[str, str] = RECORDS["exchanges in layers"]
 LARGE_EXCHANGE = 0.25
 LARGE_ENDS = 0.05  # of a step: a shorter start and end of the pipeline are no cause
 GAPS = "the order of ops leaves gaps between first backwards and last forwards"
 MAX_ASSUMPTIONS = 1  # of a remedy
 # remedies that undo a cause, by kind of cause and of remedy
-TREATMENTS: Mapping[str, Mapping[str, str]] = {
-    "imbalance": {"layers": "moving layers", "repair": "the repair"},
-    "link": {"repair": "the repair"},
-    "blocking": {"messages": "another order of messages"},
-    "uneven microbatches": {"order": "another order of microbatches"},
-}
+TREATMENTS: Mapping[str, Mapping[str, str]] = RECORDS["treatments"]
 PARTS = {"link": "messages"}  # part of the step of a cause, if it has another name
 ENDS = "start", "end"
 CAUSE_PARTS = {"link": ("messages", "blocking"), "schedule": ENDS, "microbatches": ENDS}

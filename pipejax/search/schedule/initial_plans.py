@@ -35,16 +35,7 @@ from pipejax.search.schedule.problem import NAMES, Problem
 
 RUN_AHEAD = (1, 2, NO_LIMIT)  # forwards that run ahead, as `greedy_plan` counts them
 # the most promising first: a short time limit may leave out the last ones
-PIPE_SCHEDULES = (
-    "ada-offload",
-    "pipe-offload",
-    "zero-bubble",
-    "zb-1p",
-    "zb-h1",
-    "zb-2p",
-    "zb-h2",
-    "1f1b",
-)
+PIPE_SCHEDULES = "ada-offload pipe-offload zero-bubble zb-1p zb-h1 zb-2p zb-h2 1f1b"
 OFFLOAD_SHARES = (1.0, 0.5)  # of the activations that PipeOffload moves
 
 
@@ -164,7 +155,7 @@ def baseline_tables(problem: Problem, start: ScheduleTable) -> Iterator[tuple[st
     if keeps_limits(problem, plan):
         yield "ada-offload", to_table(problem, plan, "ada-offload")
     offload_shares = (0.0,) if problem.offload is None else OFFLOAD_SHARES
-    for name in PIPE_SCHEDULES:
+    for name in PIPE_SCHEDULES.split():
         builder = schedules.REGISTRY[name]
         arguments = {option: options[option] for option in builder.options if option in options}
         if builder.planned:
