@@ -51,13 +51,13 @@ Fields = Mapping[str, FileField]
 def form_kind(has_form: Callable[[Any], Any], form: str, json_type: str) -> FieldKind:
     """Return the kind of values that `has_form` accepts; `form` describes them in errors."""
 
-    def read(value: Any, where: str) -> Any:
+    def read_value(value: Any, where: str) -> Any:
         if not has_form(value):
             raise ValueError(f"{where} must be {form}, got {abbreviated(value)}")
         return value
 
     is_plain = json_type in ("string", "boolean")
-    return FieldKind(read, {"type": json_type} | ({} if is_plain else {"description": form}))
+    return FieldKind(read_value, {"type": json_type} | ({} if is_plain else {"description": form}))
 
 
 def optional(kind: FieldKind) -> FieldKind:
@@ -108,12 +108,12 @@ def section(fields: Fields, make: Callable[..., Any] | None = None) -> FieldKind
 def sections(entry: FieldKind) -> FieldKind:
     """Return the kind of objects whose keys are free names and whose values have one kind."""
 
-    def read(value: Any, where: str) -> dict[str, Any]:
+    def read_sections(value: Any, where: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise ValueError(f"{where} must be an object, got {value!r}")
         return {name: entry.read(part, f"{where}: {name}") for name, part in value.items()}
 
-    return FieldKind(read, entry=entry)
+    return FieldKind(read_sections, entry=entry)
 
 
 def several(kind: FieldKind) -> FieldKind:

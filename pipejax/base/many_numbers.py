@@ -214,14 +214,14 @@ def _binary(
 def _unary(function: Callable[[Any], Any], derivative: Callable[[Any, Any], Any]) -> Any:
     """Make a function of `Many` from an elementwise one; `derivative` takes value and result."""
 
-    def apply(many: Many) -> Many:
+    def apply_function(many: Many) -> Many:
         value = function(many.value)
         if not many.slopes:
             return Many(value)
         factor = derivative(many.value, value)[:, None]
         return Many(value, {name: factor * slope for name, slope in many.slopes.items()})
 
-    return apply
+    return apply_function
 
 
 def _where(condition: Any, first: Any, second: Any) -> Many:
@@ -257,7 +257,7 @@ def _joiner(function: Callable[..., NumpyArray]) -> Any:
         parts = [_to_many(operand) for operand in operands]
 
         def join_arrays(arrays: Sequence[NumpyArray], batch_axes: BatchAxes) -> NumpyArray:
-            """Join arrays, with those that all configurations share repeated along the batch."""
+            """Join arrays; repeat arrays (1, ..) that all configurations share along the batch."""
             batch = max(map(len, arrays))
             full_arrays = [np.broadcast_to(array, (batch, *array.shape[1:])) for array in arrays]
             return function(full_arrays, axis=_batch_axis(axis, batch_axes))
@@ -293,7 +293,7 @@ def _split(many: Many, ends: Sequence[int]) -> list[Many]:
 
 
 def _drop_equal_rows(array: NumpyArray) -> NumpyArray:
-    """Return one row of the batch if all are equal."""
+    """Reduce an array (batch, ..) to (1, ..) if all its rows are equal."""
     return array[:1] if len(array) > 1 and (array == array[:1]).all() else array
 
 

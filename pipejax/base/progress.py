@@ -150,7 +150,7 @@ def merge_progress(
             while not (is_read.wait(0.05) or is_closed.is_set()):
                 pass
 
-    def run(job: Callable[[Callable[[News], None]], None]) -> None:
+    def run_job(job: Callable[[Callable[[News], None]], None]) -> None:
         """Run a job in a thread; queue its error, if any, and None at its end."""
         try:
             job(report_news)
@@ -159,7 +159,7 @@ def merge_progress(
         finally:
             reports.put(None)
 
-    threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in jobs]
+    threads = [threading.Thread(target=run_job, args=(job,), daemon=True) for job in jobs]
     for thread in threads:
         thread.start()
     num_running = len(threads)

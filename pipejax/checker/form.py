@@ -225,14 +225,14 @@ class CountedRuns:
         """Return the end of each event at a point (values of all parameters)."""
 
         @functools.cache  # few counts differ
-        def value(counts: tuple[int, ...]) -> int:
+        def seconds(counts: tuple[int, ...]) -> int:
             """Return the sum of count x parameter at this point."""
             return _dot(counts, point)
 
         end: dict[Event, int] = {}
         for event in self.order:
-            arrivals = (end[other] + value((*lag,)) for other, lag in self.waits[event])
-            end[event] = max(arrivals, default=0) + value((*self.durations[event],))
+            arrivals = (end[other] + seconds((*lag,)) for other, lag in self.waits[event])
+            end[event] = max(arrivals, default=0) + seconds((*self.durations[event],))
         return end
 
     def counts(self, point: Row) -> Row:

@@ -27,14 +27,14 @@ def _dispatch(name: str) -> Callable[..., Any]:
     numpy_function = getattr(np, name)
 
     @functools.wraps(numpy_function)
-    def choose(*arguments: Any, **options: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         kind = _kind(arguments)
         if kind is None:
             return numpy_function(*arguments, **options)
         function = FUNCTIONS[name] if kind is Many else getattr(jnp, name)
         return function(*arguments, **options)
 
-    return choose
+    return call
 
 
 _NUMPY_TYPES = {float, int, bool, np.ndarray, np.float64}

@@ -81,7 +81,7 @@ def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
     # `function` gets copies: it may still compute while the caller changes the arrays.
     @functools.wraps(function)
-    def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+    def run_in_float64(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         if is_traced(arguments, options):
             return function(*arguments, **options)
         with _plain_numbers():
@@ -90,7 +90,7 @@ def in_float64(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
         check_finite(result, (arguments, options))
         return to_output_dtype(result)
 
-    return run
+    return run_in_float64
 
 
 def _exact(tree: Any) -> Any:

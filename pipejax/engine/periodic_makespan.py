@@ -154,11 +154,11 @@ def _map_leaves(
     shared = {name: leaf[0] for name, leaf in leaves.items() if len(leaf) == 1}
     batched = {name: jnp.asarray(leaf) for name, leaf in leaves.items() if len(leaf) > 1}
 
-    def solve(configuration: Leaves) -> Float[Array, ""]:
+    def configuration_value(configuration: Leaves) -> Float[Array, ""]:
         costs = unchecked_costs({**shared, **configuration})
         return function(price(program, costs), *arguments)
 
-    return jax.vmap(solve)(batched) if batched else solve({})[None]
+    return jax.vmap(configuration_value)(batched) if batched else configuration_value({})[None]
 
 
 def _periodic_makespan(
@@ -238,11 +238,11 @@ def _cycle_mean(matrix: Matrix) -> Float[Array, ""]:
     # Without a walk, D_k(v) is -inf and the quotient +inf, which no minimum takes.
     size = len(matrix)
 
-    def step(weights: Vector, _: None) -> tuple[Vector, Vector]:
+    def extend(weights: Vector, _: None) -> tuple[Vector, Vector]:
         """Compute D_(k + 1) from D_k, and emit D_k."""
         return _max_plus_product(matrix, weights), weights
 
-    final_weights, weights = jax.lax.scan(step, jnp.zeros(size, matrix.dtype), length=size)
+    final_weights, weights = jax.lax.scan(extend, jnp.zeros(size, matrix.dtype), length=size)
     num_edges = size - jnp.arange(size, dtype=matrix.dtype)
     is_reached = final_weights > -jnp.inf
     means = (jnp.where(is_reached, final_weights, 0)[None, :] - weights) / num_edges[:, None]

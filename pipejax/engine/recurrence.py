@@ -167,7 +167,7 @@ def critical_path(
     has_successor = jnp.zeros(finish.shape, bool).at[preds].set(True)
 
     # nodes are in topological order: a reverse pass visits the whole path
-    def step(
+    def visit_node(
         path_node: Int[Array, ""], edge: tuple[Int[Array, ""], Int[Array, ""]]
     ) -> tuple[Int[Array, ""], Bool[Array, ""]]:
         """Return the path's next node, and whether the visited node is on the path."""
@@ -175,7 +175,7 @@ def critical_path(
         return jnp.where(node == path_node, latest_pred, path_node), node == path_node
 
     path_end = jnp.argmax(jnp.where(has_successor, -1, finish)).astype(preds.dtype)
-    _, on_path = jax.lax.scan(step, path_end, (nodes, preds[nodes, columns]), reverse=True)
+    _, on_path = jax.lax.scan(visit_node, path_end, (nodes, preds[nodes, columns]), reverse=True)
     is_winner = jax.nn.one_hot(columns, preds.shape[1], dtype=bool)
     return CriticalPath(finish, on_path, on_path[:, None] & is_winner)
 
@@ -218,13 +218,13 @@ def slack(program: Program, costs: Costs, *, target: Target | None = None) -> No
 def finish_and_tails(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Times]:
     """Return each node's finish time [s], and the longest time [s] from there to the last end."""
 
-    def step(tails: Times, row: Row) -> tuple[Times, None]:
+    def raise_tails(tails: Times, row: Row) -> tuple[Times, None]:
         """Raise the tails of a node's predecessors; nodes are visited in reverse order."""
         node, node_preds, seconds, lags = row
         return tails.at[node_preds].max(tails[node] + seconds + lags), None
 
     rows = (jnp.arange(len(preds)), preds, duration, lag)
-    tails, _ = jax.lax.scan(step, jnp.zeros_like(duration), rows, reverse=True)
+    tails, _ = jax.lax.scan(raise_tails, jnp.zeros_like(duration), rows, reverse=True)
     finish, _ = _scan(preds, duration, lag)
     return finish, tails
 
@@ -302,7 +302,7 @@ def _scan(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Int[Array, "
     """Return each node's finish time [s], and the column of its latest predecessor in `preds`."""
 
     # argmax has no derivative, and indexing by it is linear: so derivatives follow the winners
-    def step(finish: Times, row: Row) -> tuple[Times, Int[Array, ""]]:
+    def finish_node(finish: Times, row: Row) -> tuple[Times, Int[Array, ""]]:
         """Compute the finish time of one node; emit the column of its latest predecessor."""
         node, node_preds, seconds, lags = row
         arrivals = finish[node_preds] + lags
@@ -310,4 +310,4 @@ def _scan(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Int[Array, "
         return finish.at[node].set(arrivals[column] + seconds), column
 
     rows = (jnp.arange(len(preds)), preds, duration, lag)
-    return jax.lax.scan(step, jnp.zeros_like(duration), rows)
+    return jax.lax.scan(finish_node, jnp.zeros_like(duration), rows)

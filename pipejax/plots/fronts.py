@@ -98,7 +98,7 @@ def _draw_groups(
 
 
 def _front(sides: Sequence[Shown], points: Int[NumpyArray, " points"]) -> NumpyArray:
-    """Return the points on the Pareto front, sorted by the first quantity from the best on."""
+    """Return indices of points on the Pareto front, sorted by the first quantity, best first."""
     x, y = (side.values[points] * (-1 if side.more_is_better else 1) for side in sides)
     order = np.lexsort([y, x])
     # y of 3 4 1 in this order: 4 is not on the front, because 3 is before it
@@ -108,7 +108,7 @@ def _front(sides: Sequence[Shown], points: Int[NumpyArray, " points"]) -> NumpyA
 
 
 def _thin_out(axes: Axes, sides: Sequence[Shown], points: Int[NumpyArray, " points"]) -> NumpyArray:
-    """Reduce points to at most one point per cell of a grid over the picture."""
+    """Select indices of points: at most one point per cell of a grid over the picture."""
     to_axes = axes.transData + axes.transAxes.inverted()
     places = to_axes.transform(np.column_stack([side.values[points] for side in sides]))
     is_inside = np.all((places >= 0) & (places <= 1), axis=1)

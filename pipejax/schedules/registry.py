@@ -121,7 +121,7 @@ def _with_checks(builder: Builder) -> Callable[..., ScheduleTable]:
     defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
 
     @functools.wraps(builder.function)
-    def build(*arguments: Any, **options: Any) -> ScheduleTable:
+    def checked_build(*arguments: Any, **options: Any) -> ScheduleTable:
         """Check all arguments, build the table, and mark it if it follows from sizes alone."""
         bound = signature.bind(*arguments, **options).arguments
         for option, value in bound.items():
@@ -141,7 +141,7 @@ def _with_checks(builder: Builder) -> Callable[..., ScheduleTable]:
         vars(table)[BUILT] = not builder.planned and SIZES.issuperset(bound)
         return table
 
-    return build
+    return checked_build
 
 
 def _registry(builders: Mapping[str, Builder]) -> Mapping[str, Builder]:

@@ -349,7 +349,7 @@ def _identity(value: Any) -> Any:
 def _text(read: Callable[[Any], Any], form: str, types: tuple[type, ...] = (str,)) -> FieldKind:
     """Return the kind of a field whose texts `read` parses; `form` describes a text in errors."""
 
-    def check(value: Any, where: str) -> Any:
+    def parse(value: Any, where: str) -> Any:
         if not isinstance(value, types):
             raise ValueError(f"{where} must be {form}, got {value!r}")
         try:
@@ -357,7 +357,7 @@ def _text(read: Callable[[Any], Any], form: str, types: tuple[type, ...] = (str,
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
 
-    return FieldKind(check, {"type": [_JSON_TYPES[kind] for kind in types], "description": form})
+    return FieldKind(parse, {"type": [_JSON_TYPES[kind] for kind in types], "description": form})
 
 
 _JSON_TYPES: Mapping[Any, str] = {str: "string", list: "array"}
@@ -366,12 +366,12 @@ _JSON_TYPES: Mapping[Any, str] = {str: "string", list: "array"}
 def _as_written(parse: Callable[[str], object], form: str) -> FieldKind:
     """Return the kind of a field whose texts stay unchanged, as labels, if `parse` reads them."""
 
-    def check(text: str) -> str:
+    def check_text(text: str) -> str:
         if text:
             parse(text)
         return text
 
-    return _text(check, form)
+    return _text(check_text, form)
 
 
 def _pipeline_layout(value: str | list[Any]) -> str:
@@ -495,11 +495,11 @@ def _link_axis(name: str) -> FileField:
     if not option.form:
         return FileField(choice(option.names) if option.names else NUMBER, default)
 
-    def check(text: str) -> Links:
+    def parse_links(text: str) -> Links:
         links: dict[str, Any] = {"model": option.models[0], name: option.parse(text, name)}
         return Links(**links)
 
-    return FileField(_as_written(check, option.form), "")
+    return FileField(_as_written(parse_links, option.form), "")
 
 
 # each takes a value or a list; the target is the dimension of the dataset

@@ -89,7 +89,7 @@ class SweepResults(NamedTuple):
         return name, float(nearest), self.units.get(name, "")
 
     def column(self, name: str) -> NumpyArray:
-        """Return the values of a measure or of a numeric axis, one for each point."""
+        """Return the values (points) of a measure or of a numeric axis."""
         if name in self.measures:
             return self.measures[name]
         return self._along(name, self.axes[name])
@@ -122,12 +122,12 @@ class SweepResults(NamedTuple):
         return -values if name in MORE_IS_BETTER else values
 
     def _along(self, name: str, values: NumpyArray) -> NumpyArray:
-        """Return each point's value, given one value for each label of an axis."""
+        """Return each point's value (points), given a value for each label of an axis (labels)."""
         shape = [-1 if axis == name else 1 for axis in self.axes]
         return np.broadcast_to(values.reshape(shape), _sizes(self)).ravel()
 
     def _is_met(self, text: str) -> NumpyArray:
-        """Return whether each point meets a condition such as memory_bytes<80GB."""
+        """Return a mask (points) of the points that meet a condition such as memory_bytes<80GB."""
         name, sign, value = self._read(text)
         if name in self.measures:
             return _compare(self.measures[name], sign, value, text)
@@ -414,7 +414,7 @@ def _sizes(results: SweepResults) -> list[int]:
 
 
 def _costs(results: SweepResults, is_candidate: PointMask, measure: str) -> NumpyArray:
-    """Return the costs of all points as a grid; infinite if a point cannot be chosen."""
+    """Return a measure as a grid (axes in order); infinite if a point cannot be chosen."""
     costs = results.costs(measure)
     costs = np.where(is_candidate & np.isfinite(costs), costs, math.inf)
     return costs.reshape(_sizes(results))

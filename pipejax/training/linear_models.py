@@ -344,7 +344,7 @@ def _find_minimum(objective: Logistic) -> float:
 
 @compiled
 def _derivatives(objective: Logistic, w: Array) -> tuple[Array, Array, Array]:
-    """Return the value, gradient and Hessian at a model that is a flat vector."""
+    """Return value, gradient (size) and Hessian (size, size) at a flat model (size)."""
 
     def value(w: Array) -> Array:
         return objective.value(w.reshape(objective.features.shape[-2:]))

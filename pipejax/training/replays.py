@@ -454,7 +454,7 @@ def _train(
             return jnp.mean(jax.vmap(objective.gap)(run_models))
         return objective.gap(jnp.mean(run_models, axis=0))
 
-    def step(state: State, event_and_batch: tuple[_ReplayEvents, Array]) -> tuple[State, Array]:
+    def replay(state: State, event_and_batch: tuple[_ReplayEvents, Array]) -> tuple[State, Array]:
         event, batch = event_and_batch
         return jax.lax.cond(
             event.sample == NO_SAMPLE,
@@ -465,7 +465,7 @@ def _train(
     weights = jnp.broadcast_to(start, (len(runs), depth, *start.shape))
     zeros = jnp.zeros((len(runs), *start.shape), start.dtype)
     state = weights, zeros, jnp.zeros((), start.dtype)
-    (weights, _, largest), results = jax.lax.scan(step, state, (events, batches))
+    (weights, _, largest), results = jax.lax.scan(replay, state, (events, batches))
     is_sample = events.sample != NO_SAMPLE
     is_far = ~jnp.isfinite(results) | (results > DIVERGED * objective.gap(start))
     blocks = jnp.mean(models(weights, sampled[-1]), axis=0)

@@ -277,7 +277,7 @@ def _train(
             added = _noise(objective, seed, k, draws.stage, start) * noise.astype(start.dtype)
         return latest[-settings.window :], _Choice(k, draws.stage, batch, read, added)
 
-    def update(state: _State, choice: _Choice) -> tuple[_State, Float[Array, ""]]:
+    def apply_update(state: _State, choice: _Choice) -> tuple[_State, Float[Array, ""]]:
         """Update the block of the drawn stage by a gradient at the drawn versions."""
         k, stage, batch, read, added = choice
         mixed = state.history[read % settings.depth]
@@ -299,7 +299,7 @@ def _train(
     ) -> tuple[tuple[_State, Array], tuple[Array, Array]]:
         """Train from update `first` to the next sample, and return its gap and the mean loss."""
         models, choice = choices(carry[1], first)
-        state, losses = jax.lax.scan(update, carry[0], choice)
+        state, losses = jax.lax.scan(apply_update, carry[0], choice)
         return (state, models), (objective.gap(state.blocks), jnp.mean(losses))
 
     zero = jnp.zeros((), start.dtype)

@@ -87,7 +87,7 @@ def _function(formula: str) -> Callable[..., Any]:
     text = formula.replace("F&B", "T").replace("min(", "@(")
     code = compile(_PRODUCT.sub("*", text).replace("@", "min"), formula, "eval")
 
-    def value(n: Shape, place: int | Times = 0) -> Any:
+    def evaluate_formula(n: Shape, place: int | Times = 0) -> Any:
         """Evaluate the formula; `place` is a worker r, or the times F, I, W, B and F&B."""
         numbers: dict[str, Any] = {"P": n.p, "M": n.m, "V": n.v, "f": n.f, "K": n.k, "r": place}
         if isinstance(place, Times):
@@ -95,7 +95,7 @@ def _function(formula: str) -> Callable[..., Any]:
             numbers |= {"F": f, "I": i, "W": w, "B": place.b, "T": pair}
         return eval(code, {"__builtins__": {"min": min}}, numbers)
 
-    return value
+    return evaluate_formula
 
 
 @functools.cache

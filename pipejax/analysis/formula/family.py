@@ -68,14 +68,14 @@ class Family(NamedTuple):
         """Return the closed form at a number: a function of the parameters by name."""
         facets = self.facets(number)
 
-        def largest(**values: float) -> float:
+        def closed_form(**values: float) -> float:
             seconds = [values[name] for name in self.parameters]
             return max(
                 sum(float(count) * value for count, value in zip(facet, seconds, strict=True))
                 for facet in facets
             )
 
-        return largest
+        return closed_form
 
     def __str__(self) -> str:
         """Write a line for each group of residues: `(M + 3)F + 6c for M >= 1, M mod 2 = 0`."""

@@ -88,13 +88,13 @@ def formula(
     with telling("formula", on_progress) as tell:
         evaluated = 0
 
-        def run(points: Vectors) -> tuple[Whole, Vectors]:
+        def run_and_report(points: Vectors) -> tuple[Whole, Vectors]:
             nonlocal evaluated
             evaluated += len(points)
             tell(evaluated, None, "runs")
             return run_points(costs.program, costs.weights, points)
 
-        envelope = find_facets(run, domain, len(costs.names), max_facets)
+        envelope = find_facets(run_and_report, domain, len(costs.names), max_facets)
     if envelope.gap == 1:
         raise wrong(
             "max_facets", f"= {max_facets} is too few: the makespan exceeds them by any factor"

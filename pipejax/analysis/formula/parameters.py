@@ -97,7 +97,7 @@ def named_parameters(
 def _add_derived_times(
     share: dict[str, NumpyArray], times: Mapping[str, NumpyArray]
 ) -> dict[str, NumpyArray]:
-    """Add costs that follow from a parameter's: B = I + W, or I = W = B / 2, and L = O."""
+    """Add masks of costs that follow from a parameter: B = I + W, or I = W = B / 2, and L = O."""
     # `share` has the one field that the parameter names, `times` those that any parameter names. If
     # no parameter names I or W, {"backward": 1} gets input_grad and weight_grad 0.5, too.
     b, i, w = (PHASE_FIELDS[phase.name] for phase in BACKWARDS)

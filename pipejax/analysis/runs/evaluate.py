@@ -413,7 +413,7 @@ def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredW
 def _steps(
     parts: HeldParts, sizes: Float[NumpyArray, "parts stages"], num_workers: int
 ) -> tuple[NumpyArray, NumpyArray, NumpyArray, NumpyArray, NumpyArray]:
-    """Return worker, time and memory of each step; then each worker's peak and its time."""
+    """Return (steps) worker, time [s] and memory; then (workers) peak memory and its time [s]."""
     held = parts.levels(sizes)
     worker, time = parts.worker[parts.is_last_at_time], parts.time[parts.is_last_at_time]
     peak, peak_at = np.zeros((2, num_workers))

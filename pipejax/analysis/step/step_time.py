@@ -310,7 +310,7 @@ def row_tables(rows: MeasuredRows) -> tuple[ScheduleTable, ...]:
     """Build the schedule of each row; rows with equal sizes share a table."""
 
     @functools.cache
-    def build(name: str, workers: int, per_worker: int, microbatches: int) -> ScheduleTable:
+    def build_table(name: str, workers: int, per_worker: int, microbatches: int) -> ScheduleTable:
         """Build a schedule of these sizes, once for all rows that have them."""
         options = {"stages_per_worker": per_worker} if per_worker > 1 else {}
         table = schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
@@ -319,7 +319,7 @@ def row_tables(rows: MeasuredRows) -> tuple[ScheduleTable, ...]:
 
     columns = (rows.schedule, rows.pipeline, rows.stages_per_worker, rows.microbatches)
     shapes = zip(*(column.tolist() for column in columns), strict=True)
-    return tuple(build(*shape) for shape in shapes)
+    return tuple(build_table(*shape) for shape in shapes)
 
 
 def _inputs(workload: Workload, table: ScheduleTable, setting: Setting) -> RowInputs:

@@ -352,19 +352,19 @@ def _family(settings: _FormOptions, symbol: str, numbers: list[int]) -> "pj.resu
             f"{microbatches}"
         )
 
-    def table(number: int) -> pj.ScheduleTable:
+    def build_table(number: int) -> pj.ScheduleTable:
         if symbol == "M":
             return dataclasses.replace(settings.run, microbatches=number).scenario().table()
         size = number * (microbatches // workers)
         run = dataclasses.replace(settings.run, workers=number, microbatches=size)
         return run.scenario().table()
 
-    def find(numbers: Sequence[int], check_on: Sequence[int]) -> "pj.results.Family":
+    def fit_and_check(numbers: Sequence[int], check_on: Sequence[int]) -> "pj.results.Family":
         """Fit a family to these numbers and check it on further numbers."""
         return pj.analysis.formula_family(
-            lambda number: settings.program(table(number)),
+            lambda number: settings.program(build_table(number)),
             numbers,
-            lambda number: settings.parameters(table(number)),
+            lambda number: settings.parameters(build_table(number)),
             verify_on=check_on,
             symbol=symbol,
             degree=1 if symbol == "M" else 2,
@@ -374,15 +374,15 @@ def _family(settings: _FormOptions, symbol: str, numbers: list[int]) -> "pj.resu
     step = workers if symbol == "M" else 2 - workers % 2
     with progress("looking for the family"):
         if numbers:
-            return find(numbers[:-1], numbers[-1:])
+            return fit_and_check(numbers[:-1], numbers[-1:])
         if symbol == "P":
-            return find(range(2, 2 + 7 * step, step), [18 * step])
+            return fit_and_check(range(2, 2 + 7 * step, step), [18 * step])
         try:
-            return find(range(step, 11 * step, step), [13 * step, 16 * step])
+            return fit_and_check(range(step, 11 * step, step), [13 * step, 16 * step])
         except NoFamilyError:
             pass
         try:
-            return find(range(1, 10 * step + 1), [13 * step, 16 * step])
+            return fit_and_check(range(1, 10 * step + 1), [13 * step, 16 * step])
         except NoFamilyError as error:
             more = f"--family M=1:{30 * step}:1 looks on more"
             raise NoFamilyError(f"{error} ({more})") from None

@@ -165,7 +165,7 @@ def _unreadable(label: str, place: object) -> ValueError:
 def _parse_lists(text: str, label: str) -> Any:
     """Parse text with lists in JSON or Python form, which + and * may combine; return lists."""
 
-    def value(node: ast.AST) -> Any:
+    def evaluate_node(node: ast.AST) -> Any:
         """Evaluate a node of the syntax tree to a word, a number or a list."""
         match node:
             case ast.Constant(value=str() | int()):
@@ -173,13 +173,13 @@ def _parse_lists(text: str, label: str) -> Any:
             case ast.Name():  # a word without quotes, as a shell or Hydra leaves it
                 return node.id
             case ast.List() | ast.Tuple():
-                return [value(part) for part in node.elts]
+                return [evaluate_node(part) for part in node.elts]
             case ast.BinOp(op=ast.Add()):
-                first, second = value(node.left), value(node.right)
+                first, second = evaluate_node(node.left), evaluate_node(node.right)
                 if isinstance(first, list) and isinstance(second, list):
                     return first + second
             case ast.BinOp(op=ast.Mult()):
-                times, parts = value(node.left), value(node.right)
+                times, parts = evaluate_node(node.left), evaluate_node(node.right)
                 if _is_list(times):  # the list may stand on either side
                     times, parts = parts, times
                 if _is_list(parts) and isinstance(times, int):
@@ -189,7 +189,7 @@ def _parse_lists(text: str, label: str) -> Any:
         raise _unreadable(label, ast.get_source_segment(text, node) or text)
 
     try:
-        return value(ast.parse(text, mode="eval").body)
+        return evaluate_node(ast.parse(text, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError) as error:
         start = (getattr(error, "offset", None) or 1) - 1
         raise _unreadable(label, text[start : start + 9] or text[-9:]) from None

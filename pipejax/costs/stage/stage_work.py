@@ -250,7 +250,7 @@ class StageBytes(NamedTuple):
 
     @property
     def ledger_sizes(self) -> dict[str, NumpyArray]:
-        """Return the activation sizes as arguments of `activation_memory`."""
+        """Return the activation sizes (stages, ..) as arguments of `activation_memory`."""
         sizes = self.activations, self.weight_share, self.checkpoint, self.at_work
         return dict(zip(LEDGER_SIZES, map(np.asarray, sizes), strict=True))
 

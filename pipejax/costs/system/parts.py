@@ -236,7 +236,7 @@ def _curve(dimension: str) -> FieldKind:
     """Return the kind of a share in files: a number, or a list of steps {"from_..", "share"}."""
     step = section({"from": FileField(NUMBER, dimension=dimension), "share": FileField(EFFICIENCY)})
 
-    def read(value: Any, where: str) -> Efficiency:
+    def read_curve(value: Any, where: str) -> Efficiency:
         if not isinstance(value, list):
             return Efficiency(shares=(EFFICIENCY.read(value, where),))
         steps = [step.read(entry, where) for entry in value]
@@ -246,7 +246,7 @@ def _curve(dimension: str) -> FieldKind:
         return Efficiency(tuple(sizes), tuple(entry["share"] for entry in steps))
 
     steps = {"type": "array", "items": json_schema(step.fields or {})}
-    return FieldKind(read, {"anyOf": [EFFICIENCY.schema, steps]})
+    return FieldKind(read_curve, {"anyOf": [EFFICIENCY.schema, steps]})
 
 
 def _algorithms(value: Any, where: str) -> dict[str, bool]:

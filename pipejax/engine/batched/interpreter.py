@@ -211,7 +211,7 @@ def values_by_level(
     Two buffers hold the values of even and of odd levels: ops read one and write the other.
     """
 
-    def tile(t: Array, carry: Carry) -> Carry:
+    def run_tile(t: Array, carry: Carry) -> Carry:
         """Compute the makespans of tile t, and write them into row t of the values."""
         values, columns, cost, even, odd = carry
         columns = cost_columns(columns, pieces, first + t * Unsigned(tiles[1]))
@@ -221,7 +221,7 @@ def values_by_level(
         return put_row(values, take_row(even, program.last), t), columns, cost, even, odd
 
     *buffers, slots = empty_buffers(program, pieces, tiles)
-    return count_up(0, tiles[0], tile, (*buffers, slots, slots))[0]
+    return count_up(0, tiles[0], run_tile, (*buffers, slots, slots))[0]
 
 
 def _run_two_levels(
@@ -242,7 +242,7 @@ def _run_level(
 ) -> Array:
     """Run the ops of a level; they read buffer `read` and write `written`, (slots, lanes) [s]."""
 
-    def stride(k: Array, written: Array) -> Array:
+    def run_stride(k: Array, written: Array) -> Array:
         """Run stride k, the `STRIDE` ops from op k * STRIDE on."""
         for u in range(STRIDE):
             op = k * Unsigned(STRIDE) + Unsigned(u)
@@ -257,7 +257,7 @@ def _run_level(
             written = put_row(written, value + take_row(cost, duration), slot)
         return written
 
-    return count_up(*strides, stride, written)
+    return count_up(*strides, run_stride, written)
 
 
 Counts = Num[Array, "columns batch"] | Num[NumpyArray, "columns batch"]
@@ -375,7 +375,7 @@ def _run(task: Task | LevelProgram, pieces: tuple[Array, ...], *, plain: bool = 
     forward_pass = functools.partial(values_and_choices, tiles=tiles)
     backward_pass = functools.partial(counts_on_path, num_columns=num_columns, dtype=count_dtype)
 
-    def solve(first: Array) -> tuple[Array, Array | None]:
+    def solve_block(first: Array) -> tuple[Array, Array | None]:
         """Return makespans and counts of the block that starts at configuration `first`."""
         values, choices = call(forward_pass)(task, pieces, first.astype(Unsigned))
         if backward is None:
@@ -383,7 +383,7 @@ def _run(task: Task | LevelProgram, pieces: tuple[Array, ...], *, plain: bool = 
         choices = choices.reshape(len(choices), -1)
         return values.reshape(-1), call(backward_pass)(task.forward, backward, choices)
 
-    solutions = _in_blocks(solve, size=max(size, block), block=block)
+    solutions = _in_blocks(solve_block, size=max(size, block), block=block)
     result: tuple[Array, Array | None] = jax.tree.map(lambda array: array[..., :size], solutions)
     return result
 
@@ -397,10 +397,10 @@ def _run_by_level(program: LevelProgram, pieces: tuple[Array, ...]) -> Array:
     block, pieces = _pad(pieces, (tiles, lanes))
     loops = as_single_xla_call(functools.partial(values_by_level, tiles=(tiles, lanes)))
 
-    def solve(first: Array) -> Array:
+    def solve_block(first: Array) -> Array:
         return loops(program, pieces, first.astype(Unsigned)).reshape(-1)
 
-    return _in_blocks(solve, size=max(size, block), block=block)[:size]
+    return _in_blocks(solve_block, size=max(size, block), block=block)[:size]
 
 
 def _pad(pieces: tuple[Array, ...], tiles: tuple[int, int]) -> tuple[int, tuple[Array, ...]]:
@@ -426,7 +426,7 @@ def _in_blocks(solve: Callable[[Array], Solution], *, size: int, block: int) -> 
     shapes = jax.eval_shape(solve, jax.ShapeDtypeStruct((), np.int32))
     empty = jax.tree.map(lambda s: jnp.zeros((*s.shape[:-1], size), s.dtype), shapes)
 
-    def step(k: Int[Array, ""], solutions: Solution) -> Solution:
+    def write_block(k: Int[Array, ""], solutions: Solution) -> Solution:
         """Solve block k, and write its makespans and counts into the batch's arrays."""
         start = jnp.minimum(k * block, size - block)  # the last block overlaps the one before
         return jax.tree.map(
@@ -435,7 +435,7 @@ def _in_blocks(solve: Callable[[Array], Solution], *, size: int, block: int) -> 
             solve(start),
         )
 
-    return jax.lax.fori_loop(0, -(-size // block), step, empty)
+    return jax.lax.fori_loop(0, -(-size // block), write_block, empty)
 
 
 def _block(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, int]:

@@ -49,7 +49,7 @@ Carry = tuple[Array, Array, Array, Array, Array]  # values, choices, columns, co
 def as_single_xla_call(loops: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap loops so that XLA compiles them into a single function on a CPU."""
 
-    def inner(*arrays: Any) -> Any:
+    def without_attribute(*arrays: Any) -> Any:
         """Run the loops without the XLA attribute, which only the outer call must have."""
         with set_xla_metadata(**NO_ATTRIBUTES):
             return loops(*arrays)
@@ -57,7 +57,7 @@ def as_single_xla_call(loops: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(loops)
     def call(*arrays: Any) -> Any:
         with set_xla_metadata(**SINGLE_CALL):
-            return jax.jit(inner)(*arrays)
+            return jax.jit(without_attribute)(*arrays)
 
     return call
 
@@ -75,10 +75,10 @@ def put_row(array: Array, row: Array, index: Number) -> Array:
 def count_up(first: Number, end: Number, body: Callable[[Array, Any], Any], start: Any) -> Any:
     """Run body(k, carry) for k = first, ..., end - 1; return the last carry."""
 
-    def step(k: Array, carry: Any) -> Any:
+    def call_body(k: Array, carry: Any) -> Any:
         return body(k.astype(Unsigned), carry)
 
-    return jax.lax.fori_loop(Unsigned(first), Unsigned(end), step, start)
+    return jax.lax.fori_loop(Unsigned(first), Unsigned(end), call_body, start)
 
 
 def values_and_choices(
@@ -92,7 +92,7 @@ def values_and_choices(
     is_exact, dtype = task.temperature is None, pieces[0].dtype
     rows = len(program.code) // GROUP if is_exact else len(program.code)
 
-    def tile(t: Array, carry: Carry) -> Carry:
+    def run_tile(t: Array, carry: Carry) -> Carry:
         """Run all ops for the configurations of tile t; write makespans and choices."""
         values, choices, columns, cost, state = carry
         columns = cost_columns(columns, pieces, first + t * Unsigned(tiles[1]))
@@ -103,7 +103,7 @@ def values_and_choices(
     values, *buffers = empty_buffers(program, pieces, tiles)
     choices_shape = (rows if keeps_choices else 1, *tiles)
     choices = jnp.zeros(choices_shape, jnp.uint8 if is_exact else dtype)
-    values, choices, *_ = count_up(0, tiles[0], tile, (values, choices, *buffers))
+    values, choices, *_ = count_up(0, tiles[0], run_tile, (values, choices, *buffers))
     return values, choices
 
 
@@ -146,11 +146,11 @@ def cost_columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Arr
 def cost_sums(cost: Array, terms: UIntArray, num_rows: Number, columns: Array) -> Array:
     """Return a tile's cost rows (rows, lanes) [s]; each row is the sum of two cost columns."""
 
-    def step(r: Array, cost: Array) -> Array:
+    def sum_columns(r: Array, cost: Array) -> Array:
         first_term, second_term = (take_row(columns, terms[r, k]) for k in range(2))
         return put_row(cost, first_term + second_term, r)
 
-    return count_up(0, num_rows, step, cost)
+    return count_up(0, num_rows, sum_columns, cost)
 
 
 def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tuple[Array, Array]:
@@ -161,7 +161,7 @@ def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tup
     keeps_choices = task.backward is not None
     weights = jnp.zeros((GROUP + 1, cost.shape[1]), bool if temperature is None else cost.dtype)
 
-    def group(g: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def run_group(g: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         """Run group g, the `GROUP` ops from op g * GROUP on."""
         state, choices, weights = carry
         for u in range(GROUP):
@@ -179,7 +179,7 @@ def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tup
             state = put_row(state, value + take_row(cost, duration), slot)
         return state, _put_choices(choices, weights, g, t) if keeps_choices else choices, weights
 
-    state, choices, _ = count_up(0, program.num_groups, group, (state, choices, weights))
+    state, choices, _ = count_up(0, program.num_groups, run_group, (state, choices, weights))
     return state, choices
 
 
@@ -276,10 +276,10 @@ def _path(
 ) -> tuple[Array, Array]:
     """Mark the operands of a stretch's ops as on the critical path where the ops are on it.
 
-    `state` has this for each slot, `on_path` two rows for each op: itself, its second operand.
+    `state` (slots, width) has a mark by slot, `on_path` (rows, width) by op and second operand.
     """
 
-    def step(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def mark_operands(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         """Mark the operands of the k-th op before the end of the stretch."""
         state, on_path, path = carry
         op = end - Unsigned(1) - k
@@ -299,7 +299,7 @@ def _path(
         return put_row(state, jnp.zeros_like(op_path), slot), on_path, path
 
     path = jnp.zeros((2, on_path.shape[1]), on_path.dtype)
-    state, on_path, _ = count_up(0, end - first, step, (state, on_path, path))
+    state, on_path, _ = count_up(0, end - first, mark_operands, (state, on_path, path))
     return state, on_path
 
 

@@ -381,13 +381,13 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
     rows = problem.plan.rows
 
     @jax.custom_batching.custom_vmap
-    def solve(leaves: Leaves) -> tuple[Values, Leaves]:
+    def solve_batch(leaves: Leaves) -> tuple[Values, Leaves]:
         """Return makespans (batch), and counts on the critical path for each cost array."""
         task = problem.task(with_counts)
         values, counts = interpreted_makespans(task, rows.pieces(leaves), in_trace=True)
         return values, _by_leaf(rows, counts, leaves)
 
-    @solve.def_vmap
+    @solve_batch.def_vmap
     def solve_larger(
         axis_size: int, in_batched: list[dict[str, bool]], leaves: Leaves
     ) -> tuple[tuple[Array, Leaves], tuple[bool, dict[str, bool]]]:
@@ -411,7 +411,7 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
         )
         return result, jax.tree.map(lambda _: True, result)
 
-    return solve(leaves)
+    return solve_batch(leaves)
 
 
 def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tuple[Values, Leaves]:

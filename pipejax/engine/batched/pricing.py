@@ -64,7 +64,7 @@ def priced_on_host(
         return np.broadcast_to(leaf, (size, *leaf.shape[1:]))
 
     def slopes_for_all(leaf: Any) -> NumpyArray:
-        """Return the derivatives of a cost by each number; 0 where it does not depend on one."""
+        """Return a cost's derivatives (batch, numbers, ..); 0 by numbers that it does not use."""
         all_slopes = np.zeros((size, ends[-1], *np.shape(leaf)))
         for name, slope in leaf.slopes.items() if isinstance(leaf, Many) else ():
             all_slopes[:, ends[int(name)] : ends[int(name) + 1]] = slope

@@ -68,14 +68,14 @@ def unrolled_with_counts(
     kernel = functools.partial(_with_counts, ops, rows, digits)
     solve = jax.jit(kernel, compiler_options=cpu_options(**SINGLE_FUNCTION))
 
-    def run(leaves: Leaves) -> tuple[Values, Counts]:
+    def run_in_threads(leaves: Leaves) -> tuple[Values, Counts]:
         """Return makespans (batch) [s] and counts (columns, batch), computed in threads."""
         pieces = rows.pieces({name: np.asarray(leaf) for name, leaf in leaves.items()})
         size = max(map(len, pieces))
         # no cost has column 0: nothing writes or reads its counts
         values, counts = np.empty(size, dtype), np.empty((rows.num_columns, size), dtype)
 
-        def take(low: int, results: list[NumpyArray]) -> None:
+        def store_part(low: int, results: list[NumpyArray]) -> None:
             """Write the results of the part that begins at configuration `low`."""
             makespans, *columns = results
             values[low : low + len(makespans)] = makespans
@@ -83,10 +83,10 @@ def unrolled_with_counts(
                 counts[column, low : low + len(uses)] = uses
 
         with accept_type(np.float64):  # for words of 64 bits
-            side_by_side(solve, pieces, num_threads(ops.num_ops // 4, size), take)
+            side_by_side(solve, pieces, num_threads(ops.num_ops // 4, size), store_part)
         return jnp.asarray(values), counts
 
-    return run
+    return run_in_threads
 
 
 def _makespans(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Values:
@@ -101,7 +101,7 @@ def _with_counts(
     """Return makespans (batch) [s], then how often (batch) each cost column from 1 is used."""
     code, size, dtype = _code(ops, rows), max(map(len, pieces)), pieces[0].dtype
 
-    def solve(entries: list[Array]) -> list[Array]:
+    def configuration_results(entries: list[Array]) -> list[Array]:
         """Return makespan and counts by cost column, given one configuration's costs."""
         makespan, second_wins = _forward(code, rows.sums(entries))
         uses = _uses(_words(code, second_wins, digits), digits, dtype)
@@ -112,7 +112,7 @@ def _with_counts(
         return [makespan, *column_counts[1:]]
 
     entries = [jnp.broadcast_to(column, (size,)) for piece in pieces for column in piece.T]
-    return _in_one_pass(solve, entries)
+    return _in_one_pass(configuration_results, entries)
 
 
 def _code(ops: BinaryOps, rows: CostRows) -> Code:
@@ -123,7 +123,7 @@ def _code(ops: BinaryOps, rows: CostRows) -> Code:
 
 
 def _forward(code: Code, cost: list[Array]) -> tuple[Array, dict[int, Array]]:
-    """Return the makespan [s], and for each op with two operands whether the second was later."""
+    """Return the makespan () [s], and by op with two operands whether the second was later ()."""
     values, second_wins = {START: jnp.zeros_like(cost[ZERO_ROW])}, {}
     for op, (first, second, lag, duration) in enumerate(code):
         if second == NO_OPERAND:

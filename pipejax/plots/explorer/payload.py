@@ -235,7 +235,7 @@ def _schedule(
 
 
 def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
-    """Return for each fused pair the indices of its two ops' costs, and its overlap factor.
+    """Return (pairs, 2) cost indices of each fused pair's ops, and (pairs) its overlap factor.
 
     A pair takes as long as the longer op plus the factor times the shorter op.
     """

@@ -193,7 +193,7 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
 
 
 def _visits(workers: int, worker: int) -> NumpyArray:
-    """Return a worker's forwards of one unit in order, as rows of pipe, leg and index in pipe."""
+    """Return a worker's forwards of one unit in order: (ops, 3) pipe, leg and index in pipe."""
     # A unit is P microbatches, half of them in each pipe (far, near). A leg is `DOWN` or `UP` the
     # workers. The near pipe comes first, until microbatches of the far pipe arrive; then they
     # alternate. The first worker of four: 0 down, down; 1 down, up, down, up; 0 up, up.

@@ -294,7 +294,7 @@ def braided_dualpipe_v(num_workers: int, num_microbatches: int) -> ScheduleTable
 
 
 def _braid(row: NumpyArray) -> NumpyArray:
-    """Replace each op of a row of DualPipe by its parts on compute and network; backwards split."""
+    """Replace each op of a DualPipe row by its parts (ops, 3) on compute and network."""
     cells = ([op for op in cell if op[0] != Phase.IDLE] for cell in row.tolist())
     return braided_row(cells, SPLIT, SPLIT_ORDERS)
 
@@ -302,7 +302,7 @@ def _braid(row: NumpyArray) -> NumpyArray:
 def braided_row(
     cells: Iterable[Sequence[Sequence[int]]], grammar: Grammar, orders: Orders
 ) -> NumpyArray:
-    """Replace each cell of a row by its parts in order, as rows of phase, stage and microbatch."""
+    """Replace each cell of a row by its parts in order: (ops, 3) phase, stage and microbatch."""
     # The parts of a cell are the letters in `orders` for its phases. Parts of the forward begin
     # with F; all others belong to the last op of the cell. The pair 0F8 and 7B0 becomes
     # 0Fa8 7Bc0 7Bm0 0Fd8 and so on.

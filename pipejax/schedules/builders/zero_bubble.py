@@ -61,7 +61,7 @@ def _table(
     return spread_rows(name, rows, slots)
 
 
-def _split_row(forwards: Ops, grads: Ops, weights: Ops, warmup: int, delay: int) -> NumpyArray:
+def _split_row(forwards: Ops, grads: Ops, weights: Ops, warmup: int, delay: int) -> Ops:
     """Order a worker's ops in turns: turn k has I of microbatch k, W of k - delay, F of k + warmup.
 
     With warmup 1 and delay 1: F0 | I0 F1 | I1 W0 F2 | I2 W1 | W2, where bars separate turns.

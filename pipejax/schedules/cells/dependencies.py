@@ -81,7 +81,7 @@ class Waiting(NamedTuple):
 
 
 def rule_consumers(content: Content, rule: Rule) -> tuple[NumpyArray, NumpyArray]:
-    """Return stages and microbatches of the ops that wait by a rule, one entry per op."""
+    """Return (ops) stages and (ops) microbatches of the ops that wait by a rule."""
     stages, microbatches = np.nonzero(content.where[rule.consumer] != NOWHERE)
     is_consumer = np.ones(len(stages), bool)
     if rule.consumer_stage is not None:

@@ -155,7 +155,7 @@ def robust_fit(
 def _step(
     model: ResidualModel, state: _FitState, weights: NumpyArray, loss: Loss
 ) -> tuple[_FitState, NumpyArray]:
-    """Try one damped step of each fit; return the new states and which fits have converged."""
+    """Try a damped step of each fit; return new states, and whether each has converged (fits)."""
     # Damping follows the ratio of a step's gain to the gain predicted by the linear model (Nielsen,
     # 1999). A step that does not lower the objective is rejected and damped more.
     point, residual, jacobian, noise, damping, growth = state

@@ -190,7 +190,7 @@ def priority_order(
     def priority(transfer: int) -> tuple[float, float, int]:
         return start(transfer) - urgency * tails[transfer], -tails[transfer], transfer
 
-    def run(ready_nodes: list[int]) -> None:
+    def run_ready_ops(ready_nodes: list[int]) -> None:
         """Run ops whose inputs are ready, and the ops that they unblock."""
         while ready_nodes:
             node = ready_nodes.pop()
@@ -212,7 +212,7 @@ def priority_order(
             ends.append(end)
         return ready_nodes
 
-    run([node for node in range(1, len(num_missing)) if num_missing[node] == 0])
+    run_ready_ops([node for node in range(1, len(num_missing)) if num_missing[node] == 0])
     while waiting:
         entry = heapq.heappop(waiting)
         transfer = entry[-1]
@@ -222,7 +222,7 @@ def priority_order(
         sender_queue, receiver_queue = queues[transfer]
         free[sender_queue] = free[receiver_queue] = start(transfer) + duration[carrier[transfer]]
         order.append(transfer)
-        run(finish(carrier[transfer], free[sender_queue]))
+        run_ready_ops(finish(carrier[transfer], free[sender_queue]))
     return np.array(order, int), max(ends)
 
 

@@ -76,11 +76,11 @@ class ScheduleFamily:
     def lowered(self) -> Callable[[int], tuple[Program, HeldCounts]]:
         """Return a cached function from M to the program of a step and the held activations."""
 
-        def make(num_microbatches: int) -> tuple[Program, HeldCounts]:
+        def lower_table(num_microbatches: int) -> tuple[Program, HeldCounts]:
             table = self.table(num_microbatches)
             return lower(table, link=self.link, step_end=True), held_counts(table)
 
-        return functools.cache(make)
+        return functools.cache(lower_table)
 
     def check_size(self, num_microbatches: int) -> None:
         """Refuse a number of microbatches whose table exceeds the memory of this machine."""

@@ -304,7 +304,7 @@ def program_shape(request: PlanRequest, layouts: Layouts, row: int) -> ProgramSh
 
 
 def _launcher_refusals(request: PlanRequest, layouts: Layouts) -> NumpyArray:
-    """Return for each layout the features that the launcher lacks, as text; empty if none."""
+    """Return a text for each layout (layouts): features that the launcher lacks; "" for none."""
     if not request.launcher:
         return np.full(len(layouts), "", object)
     # A launcher refuses schedules, numbers of microbatches that P does not divide, and combinations
@@ -344,7 +344,7 @@ def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts
 
 
 def _reasons_by_class(columns: Sequence[Column], find_reason: Callable[[int], str]) -> NumpyArray:
-    """Return a text for each row; rows with equal columns share that of their first row."""
+    """Return a text for each row (rows); rows with equal columns share their first row's text."""
     # rows (1, 2) (1, 3) (1, 2) -> first rows [0 1], classes [0 1 0]
     _, first_rows, classes = np.unique(
         np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True

@@ -94,33 +94,33 @@ def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
     """Return the times of `count` layouts by stage; of a stage with B, I and W the shorter."""
     stages = pipe.placement.shape[1]
 
-    def cost(name: str) -> PerStage:
+    def stage_cost(name: str) -> PerStage:
         value = getattr(costs, name)
         return np.broadcast_to(np.asarray(0.0 if value is None else value, float), (count, stages))
 
-    def message(kind: str) -> Float[NumpyArray, "layouts 2 pipes boundaries"]:
+    def message_cost(kind: str) -> Float[NumpyArray, "layouts 2 pipes boundaries"]:
         value = np.asarray(getattr(costs, kind), float)
         # (layouts, boundaries) becomes (layouts, 1, 1, boundaries)
         value = value.reshape(value.shape[:1] + (1,) * (4 - value.ndim) + value.shape[1:])
         return np.broadcast_to(value, (count, 2, len(pipe.placement), stages - 1))
 
     crosses = pipe.placement[:, 1:] != pipe.placement[:, :-1]
-    messages = (message("latency") + message("transmit")) * crosses
+    messages = (message_cost("latency") + message_cost("transmit")) * crosses
 
     def shorter(whole: PerStage, split: PerStage) -> PerStage:
         return np.minimum(np.where(pipe.whole, whole, np.inf), np.where(pipe.split, split, np.inf))
 
     # a fused pair lasts max(F, B) + k min(F, B), which is (1 + k) / 2 of their sum or more
     factor = 1.0 if costs.pair_factor is None else np.min(np.asarray(costs.pair_factor))
-    split_backward = cost("input_grad") + cost("weight_grad")
-    work = cost("forward") + shorter(cost("backward"), split_backward)
+    split_backward = stage_cost("input_grad") + stage_cost("weight_grad")
+    work = stage_cost("forward") + shorter(stage_cost("backward"), split_backward)
     activation, gradient = messages.min(axis=2).swapaxes(0, 1)
     return _StageTimes(
-        forward=cost("forward"),
-        back=shorter(cost("backward"), cost("input_grad")),
-        work=work * (1 + min(factor, 1.0)) / 2 + pipe.is_recomputed * cost("recompute"),
-        ending=cost("all_reduce") + cost("update"),
-        update=cost("update"),
+        forward=stage_cost("forward"),
+        back=shorter(stage_cost("backward"), stage_cost("input_grad")),
+        work=work * (1 + min(factor, 1.0)) / 2 + pipe.is_recomputed * stage_cost("recompute"),
+        ending=stage_cost("all_reduce") + stage_cost("update"),
+        update=stage_cost("update"),
         activation=activation,
         gradient=gradient,
     )

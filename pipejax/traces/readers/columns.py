@@ -136,7 +136,7 @@ def _check_one_run(rows: Columns, paths: Sequence[Path]) -> None:
 
 
 def _encode(names: NumpyArray, position: Mapping[str, int]) -> NumpyArray:
-    """Return for each row's name its position, looked up in a mapping."""
+    """Return each row's position (rows), looked up by its name."""
     distinct, code = np.unique(names, return_inverse=True)
     return np.array([position[str(name)] for name in distinct], np.int64)[code]
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.array_types import Bool, Float, NumpyArray
 
 # launch by the host (-inf if unknown), start and end [us]; stream; whether it exchanges data;
 # number of its collective, NONE for other work
@@ -34,8 +34,8 @@ def split_windows(
     points = np.unique(np.concatenate([start, stop, issue[np.isfinite(issue)], *syncs, begin, end]))
     middle, length = (points[1:] + points[:-1]) / 2, np.diff(points)
 
-    def covers(starts: NumpyArray, ends: NumpyArray) -> NumpyArray:
-        # more intervals have begun before a point than have ended: it lies in one
+    def covers(starts: NumpyArray, ends: NumpyArray) -> Bool[NumpyArray, " pieces"]:
+        # a piece lies in an interval if more intervals have begun than ended before its middle
         return np.searchsorted(np.sort(starts), middle) > np.searchsorted(np.sort(ends), middle)
 
     def following(values: NumpyArray, points: NumpyArray) -> NumpyArray:
@@ -93,14 +93,14 @@ def match_clocks(
 
 
 def _collective_ends(work: Work) -> dict[int, NumpyArray]:
-    """Return the ends of each collective of a rank by its number, in order of time [us]."""
+    """Return the ends [us] of each collective of a rank (uses), in order, by its number."""
     _, _, stop, _, _, key = work[:, np.argsort(work[1], kind="stable")]
     numbers = np.unique(key[key >= 0]).astype(int).tolist()
     return {number: stop[key == number] for number in numbers}
 
 
 def _median_ends(ranks: Sequence[Mapping[int, NumpyArray]]) -> dict[int, NumpyArray]:
-    """Return the median ends over the ranks of a file of collectives that all ran equally often."""
+    """Return median ends (uses) over a file's ranks, of collectives that all ran equally often."""
     by_key: dict[int, list[NumpyArray]] = {}
     for key, ends in itertools.chain.from_iterable(by_rank.items() for by_rank in ranks):
         by_key.setdefault(key, []).append(ends)

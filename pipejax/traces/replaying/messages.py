@@ -254,7 +254,7 @@ def by_link(evidence: Sequence[MessageEvidence], links: int) -> Iterator[tuple[S
 
 
 def best_evidence(seconds: Seconds, strength: Strength) -> NumpyArray:
-    """Select a link's message times of the strongest evidence [s]; the result may be empty."""
+    """Select a link's message times [s] of the strongest evidence (messages); maybe none."""
     # If ops were at most idle, only the smallest upper bound counts.
     for level in (WAITED, FIRST):
         if (strength == level).any():

@@ -96,7 +96,7 @@ class Pipelines:
         return {step: row for step, row in by_step.items() if len(row) == num_replicas}
 
     @property
-    def spans(self) -> NumpyArray:
+    def spans(self) -> Float[NumpyArray, " pipelines"]:
         """Return the time from first start to last end of the ops of each pipeline [s]."""
         start, end = self.trace.start, self.trace.end
         return np.array([end[p.slices].max() - start[p.slices].min() for p in self.pipelines])
