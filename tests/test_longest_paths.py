@@ -82,7 +82,9 @@ def test_tails_are_what_is_left_behind_each_node(graph):
     for node in reversed([*nx.topological_sort(network)]):
         remaining = [w + expected[v] for _, v, w in network.out_edges(node, data="weight")]
         expected[node] = max(remaining, default=0.0)
-    np.testing.assert_allclose(longest_path.tails(preds, duration, lag), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        longest_path.times_to_end(preds, duration, lag), expected, rtol=1e-12
+    )
 
 
 @given(case=strategies.cases(pairs=True, step_end=True), link=LINKS, distinct=st.booleans())

@@ -192,28 +192,28 @@ def critical_path(
     return on_path, edge_on_path
 
 
-def tails(preds: Preds, duration: Times, lag: Lags | None = None) -> Times:
+def times_to_end(preds: Preds, duration: Times, lag: Lags | None = None) -> Times:
     """Return the longest time (nodes) from the end of each node to the makespan."""
-    node_tails: list[Any] = [0.0] * len(duration)
+    to_end: list[Any] = [0.0] * len(duration)
     lags: Any = np.zeros(preds.shape) if lag is None else lag
     # columns to Python's numbers, then rows by zip: faster than a list for each row
     pred_rows = zip(*preds[::-1].T.tolist(), strict=True)
     lag_rows = zip(*lags[::-1].T.tolist(), strict=True)
-    nodes, durations = reversed(range(len(node_tails))), duration[::-1].tolist()
+    nodes, durations = reversed(range(len(to_end))), duration[::-1].tolist()
     rows = zip(nodes, durations, pred_rows, lag_rows, strict=True)
     for node, seconds, row, delays in rows:
-        tail_at_start = node_tails[node] + seconds
+        start_to_end = to_end[node] + seconds
         for pred, delay in zip(row, delays, strict=True):
-            if tail_at_start + delay > node_tails[pred]:
-                node_tails[pred] = tail_at_start + delay
-    return np.array(node_tails)
+            if start_to_end + delay > to_end[pred]:
+                to_end[pred] = start_to_end + delay
+    return np.array(to_end)
 
 
 def slack(preds: Preds, duration: Times, lag: Lags, target: float | None = None) -> Times:
     """Return the longest delay of each node (nodes) that keeps the makespan, or meets a target."""
     finish = finish_times(preds, duration, lag)
     until = finish.max() if target is None else target
-    return until - finish - tails(preds, duration, lag)
+    return until - finish - times_to_end(preds, duration, lag)
 
 
 class CycleError(ValueError):

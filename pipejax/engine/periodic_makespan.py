@@ -205,7 +205,7 @@ def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:
     rows = size + jnp.arange(len(piece.nodes))
     preds = jnp.asarray(piece.preds)
     paths, _ = jax.lax.scan(fill_row, paths, (rows, preds, duration[nodes], lag[nodes]))
-    # the last end so far, an entry of each frontier: nodes that no node waits for may be later
+    # an entry of each frontier is the latest finish so far: sinks of this piece may finish later
     ends = jnp.concatenate([paths[LAST_END_INDEX, None], paths[piece.sinks]]).max(axis=0)
     return paths[piece.outputs].at[LAST_END_INDEX].set(ends)
 

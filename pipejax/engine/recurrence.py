@@ -210,29 +210,29 @@ def slack(program: Program, costs: Costs, *, target: Target | None = None) -> No
     """
     check_types(program=(program, Program), costs=(costs, Costs))
     until = None if target is None else checked_seconds("target", target)
-    finish, tail = finish_and_tails(*_graph(program, costs))
-    return node_slack(finish, tail, until)
+    finish, to_end = finish_and_times_to_end(*_graph(program, costs))
+    return node_slack(finish, to_end, until)
 
 
 @compiled
-def finish_and_tails(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Times]:
+def finish_and_times_to_end(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Times]:
     """Return each node's finish time [s], and the longest time [s] from there to the last end."""
 
-    def raise_tails(tails: Times, row: Row) -> tuple[Times, None]:
-        """Raise the tails of a node's predecessors; nodes are visited in reverse order."""
+    def raise_preds(to_end: Times, row: Row) -> tuple[Times, None]:
+        """Raise the times to the end of a node's predecessors; nodes come in reverse order."""
         node, node_preds, seconds, lags = row
-        return tails.at[node_preds].max(tails[node] + seconds + lags), None
+        return to_end.at[node_preds].max(to_end[node] + seconds + lags), None
 
     rows = (jnp.arange(len(preds)), preds, duration, lag)
-    tails, _ = jax.lax.scan(raise_tails, jnp.zeros_like(duration), rows, reverse=True)
+    to_end, _ = jax.lax.scan(raise_preds, jnp.zeros_like(duration), rows, reverse=True)
     finish, _ = _scan(preds, duration, lag)
-    return finish, tails
+    return finish, to_end
 
 
-def node_slack(finish: Times, tail: Times, target: Target | None) -> Times:
+def node_slack(finish: Times, to_end: Times, target: Target | None) -> Times:
     """Return the slack [s] of each node against a target; by default the makespan."""
     until = finish.max() if target is None else jnp.asarray(target)
-    return until - finish - tail
+    return until - finish - to_end
 
 
 @in_float64

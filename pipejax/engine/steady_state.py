@@ -21,7 +21,7 @@ from pipejax.engine.lowering.program import NO_WORKER, SOURCE, IntArray, Program
 from pipejax.schedules.cells.ops import INPUT_GRADS, NO_MICROBATCH, STEP_END, Phase
 
 NOT_IN_TABLE = -1
-ENDS = -1  # entry of a frontier: the last end of all nodes without successors
+ENDS = -1  # entry of a frontier: the latest finish so far, of all nodes without successors
 
 Kind = tuple[int, ...]  # phase, stage, pipe, worker, sender and receiver of a node
 Key = tuple[Kind, int]  # kind and microbatch
@@ -64,9 +64,9 @@ class SteadyState(NamedTuple):
 @cached_method
 def steady_state(program: Program) -> SteadyState:
     """Find the repeating columns of a program, and cut it into these periods."""
-    # Columns with equal signatures at a fixed distance form a run; if the frontier (nodes before a
-    # column that later nodes wait for) repeats too, it is a period. Frontiers are matched node by
-    # node, so the next period reads its inputs from the outputs of this one.
+    # Columns with equal signatures at a fixed distance are a period if the frontier (nodes before a
+    # column that later nodes wait for) repeats too. Frontiers are matched node by node, so the next
+    # period reads its inputs from the outputs of this one.
     columns = _Columns(program)
     spans = sorted(_select_spans(columns, program.num_microbatches), key=lambda span: span.cut)
     microbatches = math.lcm(*(span.microbatches for span in spans))
@@ -142,7 +142,7 @@ class _Columns:
         return worker
 
     def _column_of_nodes(self, program: Program) -> list[int]:
-        """Return each node's column: that of its cell, or of a predecessor if that is later."""
+        """Return each node's column: its cell's column, or a predecessor's if this is later."""
         cells = np.asarray(program.node_of_cell)
         column = np.full(program.num_nodes, NOT_IN_TABLE)
         worker, slot = np.nonzero(cells != SOURCE)

@@ -127,7 +127,7 @@ def _with_checks(builder: Builder) -> Callable[..., ScheduleTable]:
         for option, value in bound.items():
             is_count = signature.parameters[option].annotation in (int, int | None)
             if is_count and value is not defaults[option]:
-                least = int(defaults[option] != 0)
+                least = int(defaults[option] != 0)  # 0 is legal only if it is the default
                 bound[option] = whole_number(value, option, minimum=least, maximum=MAX_COUNT)
             if signature.parameters[option].annotation is bool and not isinstance(value, bool):
                 raise wrong(option, f"must be true or false, got {value!r}", value)

@@ -122,8 +122,8 @@ def closed_form(table: ScheduleTable) -> tuple[ClosedForm, Shape]:
     """Return the closed form of a schedule, and the shape to evaluate it at."""
     couples, slices = max(table.num_pipes // 2, 1), table.grammar.slices
     sizes = table.num_workers, table.num_microbatches // slices, table.stages_per_worker
-    is_usual = table.grammar == Grammar(slices=slices)
-    form = closed_forms().get(table.name, NO_FORM) if is_usual else NO_FORM
+    has_usual_rules = table.grammar == Grammar(slices=slices)
+    form = closed_forms().get(table.name, NO_FORM) if has_usual_rules else NO_FORM
     shape = Shape(*sizes, couples, slices)
     return form._replace(weight_copies=table.num_pipes), shape
 

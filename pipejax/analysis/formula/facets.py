@@ -354,7 +354,7 @@ class _Search:
 
 
 def run_points(program: Program, weights: Vectors, points: Vectors) -> tuple[Whole, Vectors]:
-    """Return the makespan at each of the points (points, parameters), and a path's counts."""
+    """Return the makespans (points), and a longest path's counts (points, parameters)."""
     runs = [
         run_many_on_host(program, weights @ points[k : k + RUNS_PER_CALL].T)
         for k in range(0, len(points), RUNS_PER_CALL)

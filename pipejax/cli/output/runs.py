@@ -40,7 +40,7 @@ def memory_json(
 def op_rows(
     evaluation: "pj.Evaluation", name: str, node_values: NumpyArray
 ) -> list[dict[str, Any]]:
-    """Return the number of every op's node for `--json`, under a name."""
+    """Return for `--json` a row per op: the op, its worker, and its node's value under a name."""
     from pipejax.analysis.runs.timeline import bars
 
     return [

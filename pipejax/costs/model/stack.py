@@ -1,4 +1,4 @@
-"""Software stacks: properties of training software that affect times, from data files.
+"""Software stacks: how training software overlaps exchanges and launches kernels, from files.
 
 How fast a kernel of attention is on an accelerator is a number of the accelerator (`kernels:
 attention` of a system's file), so every stack goes with every system.

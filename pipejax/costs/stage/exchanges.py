@@ -1,4 +1,4 @@
-"""Times of all collectives of a step, and the part of them that compute does not hide.
+"""Times of all exchanges (collectives) of a step, and the part that compute does not hide.
 
 Links and compute are two resources that work at once, each on one piece at a time and in order.
 The longest path through equal pieces stays on one resource, or switches at an end, for its length

@@ -106,8 +106,8 @@ class WorkerState(NamedTuple):
     """Buffers of all workers, or inside the program of a device, of one worker."""
 
     activations: Float[Array, "*workers kept batch hidden"]  # arrived, then for backwards
-    gradients: Float[Array, "*workers places batch hidden"]  # gradients of what stages passed on
-    host: Float[Array, "*workers places batch hidden"]  # what is offloaded
+    gradients: Float[Array, "*workers entries batch hidden"]  # gradients of what stages passed on
+    host: Float[Array, "*workers entries batch hidden"]  # what is offloaded
     weights: StageParameters  # (copies, ...) parameters of each copy of a stage
     sums: StageParameters  # (copies, ...) sums of their gradients
     losses: Float[Array, "*workers microbatches"]  # of the last stage
@@ -154,11 +154,11 @@ def _backward(
     state = moving.state
     weights, activation = _at(state.weights, step.copy), state.activations[step.read]
     _, pull = jax.vjp(run_stage, weights, activation)
-    gradients, gradient = pull(state.gradients[step.place])
+    gradients, gradient = pull(state.gradients[step.entry])
     if for_weights:
         state = state._replace(
             activations=state.activations.at[step.free].set(jnp.nan),
-            gradients=state.gradients.at[step.place].set(jnp.nan),
+            gradients=state.gradients.at[step.entry].set(jnp.nan),
             sums=jax.tree.map(
                 lambda total, part: total.at[step.copy].add(part), state.sums, gradients
             ),
@@ -176,15 +176,15 @@ def _recompute(step: Instructions, moving: _InFlight, target: Array) -> _InFligh
 
 def _offload(step: Instructions, moving: _InFlight, target: Array) -> _InFlight:
     state = moving.state
-    host = state.host.at[step.place].set(state.activations[step.read])
+    host = state.host.at[step.entry].set(state.activations[step.read])
     activations = state.activations.at[step.free].set(jnp.nan)
     return moving._replace(state=state._replace(activations=activations, host=host))
 
 
 def _load(step: Instructions, moving: _InFlight, target: Array) -> _InFlight:
     state = moving.state
-    activations = state.activations.at[step.write].set(state.host[step.place])
-    host = state.host.at[step.place].set(jnp.nan)
+    activations = state.activations.at[step.write].set(state.host[step.entry])
+    host = state.host.at[step.entry].set(jnp.nan)
     return moving._replace(state=state._replace(activations=activations, host=host))
 
 
@@ -201,15 +201,15 @@ BRANCHES: list[Callable[..., _InFlight]] = [  # what `CODES` do
 
 
 def _store_arrivals(
-    buffer: Array, value: Array, places: Index, shifts: tuple[int, ...], workers: int
+    buffer: Array, value: Array, entries: Index, shifts: tuple[int, ...], workers: int
 ) -> Array:
     """Send a value to the workers at each distance (shift), and store what arrives."""
     # With 4 workers and shift 1, workers 0 1 2 3 send to 1 2 3 0. A receiver that needs nothing
     # stores the value in its spare entry.
-    for lane, shift in enumerate(shifts):
+    for k, shift in enumerate(shifts):
         ring = [(worker, (worker + shift) % workers) for worker in range(workers)]
         arrival = jax.lax.ppermute(value, WORKERS, ring) if shift else value
-        buffer = buffer.at[places[lane]].set(arrival)
+        buffer = buffer.at[entries[k]].set(arrival)
     return buffer
 
 

@@ -45,7 +45,7 @@ class SpmdSizes(NamedTuple):
     workers: int  # P, devices
     slots: int  # lockstep slots
     microbatches: int  # M
-    places: int  # entries of a worker's buffers, without the last
+    entries: int  # entries of a worker's buffers, without the last
     copies: int  # stages of a worker
     activation_shifts: tuple[int, ...]  # distances modulo P, one ppermute each
     gradient_shifts: tuple[int, ...]  # the same of input gradients
@@ -65,12 +65,12 @@ class Instructions(NamedTuple):
     read: Int[NumpyArray, "slots workers steps"]  # activation that is read
     write: Int[NumpyArray, "slots workers steps"]  # where it is kept
     free: Int[NumpyArray, "slots workers steps"]  # activation that is dropped
-    place: Int[NumpyArray, "slots workers steps"]  # entry of gradients and of host memory
+    entry: Int[NumpyArray, "slots workers steps"]  # entry of gradients and of host memory
     seed: Int[NumpyArray, "slots workers steps"]  # of the gradient of the loss
     microbatch: Int[NumpyArray, "slots workers steps"]  # whose loss that is
     copy: Int[NumpyArray, "slots workers steps"]  # of the stage, in weights and gradients
     activation_to: Int[NumpyArray, "slots workers shifts"]  # where an activation that arrives goes
-    gradient_to: Int[NumpyArray, "slots workers shifts"]  # place of an arriving input gradient
+    gradient_to: Int[NumpyArray, "slots workers shifts"]  # entry for an arriving input gradient
 
 
 def lockstep_slots(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
@@ -95,7 +95,7 @@ def sizes_for(table: ScheduleTable, workers: int) -> SpmdSizes:
         workers=workers,
         slots=int(lockstep_slots(without(table, tuple(LEFT_OUT))).max()) + 1,
         microbatches=table.num_microbatches,
-        places=num_copies * table.num_microbatches,
+        entries=num_copies * table.num_microbatches,
         copies=num_copies,
         activation_shifts=tuple(sorted({*(hop % workers).ravel().tolist()})),
         gradient_shifts=tuple(sorted({*(-hop % workers).ravel().tolist()})),
@@ -108,8 +108,8 @@ def instruct(table: ScheduleTable, sizes: SpmdSizes) -> Instructions:
     shape = sizes.slots, sizes.workers
     unused = {  # spare entries, which nothing reads; idle devices use no weights
         **dict.fromkeys(("code", "copy"), 0),
-        **dict.fromkeys(("read", "write", "free", "activation_to"), 2 * sizes.places),
-        **dict.fromkeys(("place", "seed", "gradient_to"), sizes.places),
+        **dict.fromkeys(("read", "write", "free", "activation_to"), 2 * sizes.entries),
+        **dict.fromkeys(("entry", "seed", "gradient_to"), sizes.entries),
         "microbatch": sizes.microbatches,
     }
     shifts = {"activation_to": sizes.activation_shifts, "gradient_to": sizes.gradient_shifts}
@@ -129,11 +129,11 @@ class _PlacedOps(NamedTuple):
     ops: HeldCells
     at: tuple[NumpyArray, NumpyArray, NumpyArray]  # slot, worker, step
     copy: Int[NumpyArray, " ops"]
-    place: Int[NumpyArray, " ops"]
+    entry: Int[NumpyArray, " ops"]
 
     def take(self, which: NumpyArray) -> "_PlacedOps":
         at = self.at[0][which], self.at[1][which], self.at[2][which]
-        return _PlacedOps(self.ops.take(which), at, self.copy[which], self.place[which])
+        return _PlacedOps(self.ops.take(which), at, self.copy[which], self.entry[which])
 
 
 def _place_ops(table: ScheduleTable) -> _PlacedOps:
@@ -141,8 +141,8 @@ def _place_ops(table: ScheduleTable) -> _PlacedOps:
     worker = ops.cell // table.num_slots
     step = (np.arange(len(ops.cell)) >= np.count_nonzero(table.phase)).astype(np.int32)
     copy = local_stage_index(table)[worker, ops.stage]
-    place = copy * table.num_microbatches + ops.microbatch
-    return _PlacedOps(ops, (lockstep_slots(table)[ops.cell], worker, step), copy, place)
+    entry = copy * table.num_microbatches + ops.microbatch
+    return _PlacedOps(ops, (lockstep_slots(table)[ops.cell], worker, step), copy, entry)
 
 
 def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
@@ -152,8 +152,8 @@ def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) ->
     placed = _place_ops(table)
     ops = placed.ops
     needs_recompute = is_recomputed(table)[ops.stage, ops.microbatch]
-    arrived, backward_place = placed.place, placed.place + sizes.places
-    after_forward = np.where(needs_recompute, arrived, backward_place)
+    arrived, backward_entry = placed.entry, placed.entry + sizes.entries
+    after_forward = np.where(needs_recompute, arrived, backward_entry)
 
     def put(
         name: str, phases: Iterable[Phase], values: NumpyArray, mask: NumpyArray | bool = True
@@ -166,20 +166,20 @@ def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) ->
     codes = np.zeros(len(Phase), np.int32)
     codes[list(CODES)] = np.arange(len(CODES))
     put("code", CODES, codes[ops.phase])
-    put("place", CODES, placed.place)
+    put("entry", CODES, placed.entry)
     put("copy", CODES, placed.copy)
     put("read", (Phase.F, Phase.R), arrived)
-    put("read", backward, backward_place)
+    put("read", backward, backward_entry)
     put("read", (Phase.O,), after_forward)
-    put("write", (Phase.F,), backward_place, ~needs_recompute)
-    put("write", (Phase.R,), backward_place)
+    put("write", (Phase.F,), backward_entry, ~needs_recompute)
+    put("write", (Phase.R,), backward_entry)
     put("write", (Phase.L,), after_forward)
     put("free", (Phase.F,), arrived, ~needs_recompute)
     put("free", (Phase.R,), arrived)
-    put("free", WEIGHT_GRADS, backward_place)
+    put("free", WEIGHT_GRADS, backward_entry)
     put("free", (Phase.O,), after_forward)
     is_last = ops.stage == table.num_stages - 1
-    put("seed", (Phase.F,), placed.place, is_last)
+    put("seed", (Phase.F,), placed.entry, is_last)
     put("microbatch", (Phase.F,), ops.microbatch, is_last)
 
 
@@ -198,5 +198,5 @@ def _write_messages(table: ScheduleTable, sizes: SpmdSizes, written: Instruction
         receiver = table.placement[ops.pipe, stage]
         lane = np.searchsorted(shifts, (receiver - worker) % sizes.workers)
         copy = local_stage_index(table)[receiver, stage]
-        # a receiver's buffer has a place for each microbatch, once for each copy of a stage
+        # a receiver's buffer has an entry for each microbatch, once for each copy of a stage
         field[slot, receiver, lane] = copy * table.num_microbatches + ops.microbatch

@@ -95,8 +95,8 @@ def _initial_state(
     # and a spare entry, which unused instructions read and write. Activations have two entries:
     # as they arrive, and as the backward needs them.
     block = model.batch_size, model.hidden
-    activations = np.full((sizes.workers, 2 * sizes.places + 1, *block), np.nan)
-    empty = np.full((sizes.workers, sizes.places + 1, *block), np.nan)
+    activations = np.full((sizes.workers, 2 * sizes.entries + 1, *block), np.nan)
+    empty = np.full((sizes.workers, sizes.entries + 1, *block), np.nan)
     microbatch = np.arange(table.num_microbatches)
     first_worker = table.placement[table.pipe_of_microbatch, 0]
     entry = local_index[first_worker, 0] * table.num_microbatches + microbatch

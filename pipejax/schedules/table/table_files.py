@@ -449,8 +449,8 @@ def _ops(row: Sequence[str]) -> list[Op] | None:
     except ValueError:
         return None
     phases = Phase.F, Phase.B, *SHARDING
-    is_usual = all(len(cell) == 1 and cell[0].phase in phases for cell in cells)
-    return [cell[0] for cell in cells] if is_usual else None
+    is_plain = all(len(cell) == 1 and cell[0].phase in phases for cell in cells)
+    return [cell[0] for cell in cells] if is_plain else None
 
 
 def _with_earlier_forward(text: str) -> str:

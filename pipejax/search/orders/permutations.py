@@ -296,7 +296,7 @@ def _shortest_run(
     )
     program, vector = lower_and_price(table, shortest_costs, links)
     run = run_on_host(program, vector)
-    tails = longest_path.tails(run.preds, run.duration, run.lag)
+    tails = longest_path.times_to_end(run.preds, run.duration, run.lag)
     first_node, last_node = np.asarray(program.first_node), np.asarray(program.last_node)
     seconds_around = run.start[first_node] + _blocked_times(program, run) + tails[last_node]
     return program, float(run.finish.max()), seconds_around

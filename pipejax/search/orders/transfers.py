@@ -20,7 +20,7 @@ import numpy as np
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import check_local_search, check_types, share, wrong
 from pipejax.base.display import short_repr
-from pipejax.base.longest_path import finish_times, run_edges, start_times, tails
+from pipejax.base.longest_path import finish_times, run_edges, start_times, times_to_end
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
 from pipejax.costs.precision import check_finite
@@ -110,7 +110,7 @@ def heads_and_tails(graph: TransferGraph) -> HeadsTails:
     finish = finish_times(graph.preds, graph.duration)
     carrier = graph.program.messages.carrier
     head = start_times(graph.preds, finish)[carrier]
-    return HeadsTails(head, tails(graph.preds, graph.duration)[carrier], float(finish.max()))
+    return HeadsTails(head, times_to_end(graph.preds, graph.duration)[carrier], float(finish.max()))
 
 
 def queue_bound(graph: TransferGraph, times: HeadsTails) -> float:

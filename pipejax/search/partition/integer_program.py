@@ -1,9 +1,9 @@
 """Integer program over stage contents: the best split under all known paths and memory limits.
 
-A variable for each stage and holding says that the stage has it. Everything is linear in these:
-numbers of layers, order of their kinds, lengths of paths, memory of workers. The makespan is at
-least the length of every path, so the program gives a lower bound, relaxed or not. Its solution is
-run next, which adds paths (Kelley).
+A variable for each stage and holding (possible content) says that the stage has it. Numbers of
+layers, order of their kinds, lengths of paths and memory of workers are linear in these. The
+makespan is at least the length of every path, so the program gives a lower bound, relaxed or not.
+Its solution is run next, which adds paths (Kelley).
 
 SciPy's solver (HiGHS) cannot be interrupted. It runs here for a second at most, and longer in a
 process that can be killed.
@@ -43,7 +43,7 @@ class PathCuts:
 
     def __init__(self, program: Program, prices: HoldingPrices) -> None:
         self.program, self.prices = program, prices
-        # edges sorted by tail: those that leave node n are first_edge[n] .. first_edge[n + 1] - 1
+        # edges sorted by tail: edges first_edge[n] .. first_edge[n + 1] - 1 leave node n
         preds = np.asarray(program.preds)
         head, column = np.nonzero(preds != SOURCE)
         order = np.argsort(preds[head, column], kind="stable")
@@ -78,17 +78,17 @@ class PathCuts:
 
     def _paths(self, run: HostRun) -> Iterator[list[int]]:
         """Yield the critical path and each worker's paths, as positions in the cost vector."""
-        tails = longest_path.tails(run.preds, run.duration, run.lag)
-        path_length = run.finish + tails  # of the longest path through each node
-        for nodes in (np.arange(1, len(tails)), *self.worker_nodes):
+        to_end = longest_path.times_to_end(run.preds, run.duration, run.lag)
+        path_length = run.finish + to_end  # of the longest path through each node
+        for nodes in (np.arange(1, len(to_end)), *self.worker_nodes):
             if len(nodes):
                 node = int(nodes[path_length[nodes].argmax()])
-                yield self._costs_before(run, node) + self._costs_after(run, tails, node)
+                yield self._costs_before(run, node) + self._costs_after(run, to_end, node)
         index = np.asarray(self.program.duration_index)
         for nodes in self.worker_nodes:  # all ops of a worker, which run one after the other
             if len(nodes):
                 to_first_end = self._costs_before(run, int(nodes[0]))
-                from_last_end = self._costs_after(run, tails, int(nodes[-1]))
+                from_last_end = self._costs_after(run, to_end, int(nodes[-1]))
                 yield to_first_end + index[nodes[1:]].tolist() + from_last_end
 
     def _costs_before(self, run: HostRun, node: int) -> list[int]:
@@ -101,14 +101,14 @@ class PathCuts:
         return positions
 
     def _costs_after(
-        self, run: HostRun, tails: Float[NumpyArray, " nodes"], node: int
+        self, run: HostRun, to_end: Float[NumpyArray, " nodes"], node: int
     ) -> list[int]:
         """List positions in the cost vector along the longest path from the end of a node."""
         program, positions = self.program, []
-        while tails[node] > 0:
+        while to_end[node] > 0:
             edges = slice(self.first_edge[node], self.first_edge[node + 1])
             heads, columns = self.head[edges], self.column[edges]
-            longest = int((run.lag[heads, columns] + run.duration[heads] + tails[heads]).argmax())
+            longest = int((run.lag[heads, columns] + run.duration[heads] + to_end[heads]).argmax())
             node, column = int(heads[longest]), int(columns[longest])
             positions += [int(program.duration_index[node]), int(program.lag_index[node, column])]
         return positions

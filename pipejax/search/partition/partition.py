@@ -1,11 +1,11 @@
 """Fastest split of a model into the stages of a table: exact, by cutting planes.
 
-For given holdings the step time is the longest path of a program, so every path is a lower bound
-for all splits. An integer program finds the fastest split by all known paths; a run gives its step
+For given holdings (stage contents) the step time is a program's longest path: every path is a lower
+bound for all splits. An integer program finds the fastest split by known paths; a run gives a step
 time and new paths. When no split has a bound below the best step time, that split is optimal.
 
-Before, a relaxation with mixed stages finds important paths (Kelley's cutting planes), and splits
-near it are run unless their bounds rule them out.
+Before, a relaxation finds important paths (Kelley's cutting planes) by mixtures, whose stages have
+shares of several holdings. Splits near it are run unless their bounds rule them out.
 """
 
 import dataclasses

@@ -202,7 +202,7 @@ MAX_JOINT_SETTINGS = 5_000_000  # of an exhaustive search
 
 
 def plain_settings(joint: JointProblem) -> Settings:
-    """Return all sizes with even layers, and all equal numbers of recomputed layers if tuned."""
+    """Return settings of all sizes with even layers, and all equal recomputed layers if tuned."""
     if "size" in joint.parts:
         joint.problem.family.check_size(joint.problem.workload.minibatch)
     # a setting with all layers recomputed fits in memory if any setting with even layers does

@@ -259,8 +259,8 @@ def usual_steps(trace: Trace, pipelines: Pipelines) -> Pipelines:
     if not odd:
         return pipelines
     left_out = [LeftOut(f"step {step}", f"odd: {suspect.why}") for step, suspect in odd.items()]
-    is_usual = ~np.isin(trace.step, [*odd])
-    usual = dataclasses.replace(trace.only(is_usual), left_out=(*trace.left_out, *left_out))
+    in_usual_step = ~np.isin(trace.step, [*odd])
+    usual = dataclasses.replace(trace.only(in_usual_step), left_out=(*trace.left_out, *left_out))
     return find_pipelines(usual)
 
 

@@ -590,13 +590,13 @@ def _mean_ratio(
 
     Odd steps, which are slow as a whole, do not count unless the suspect is a place in one step.
     """
-    cells, is_usual = times.cells(suspect.place), ~np.isin(times.step, odd)[:, None, None]
+    cells, in_usual_step = times.cells(suspect.place), ~np.isin(times.step, odd)[:, None, None]
     if "step" not in suspect.place:
-        cells &= is_usual
+        cells &= in_usual_step
     ratio = suspect.ratio or 1.0
     if suspect.kind != "host":
         is_stage = suspect.place.keys() <= {"worker", "stage"}
-        ratio = times.ratio(cells, is_usual & ~cells, is_stage=is_stage) or ratio
+        ratio = times.ratio(cells, in_usual_step & ~cells, is_stage=is_stage) or ratio
     return cells, ratio
 
 

@@ -373,11 +373,11 @@ def _violation(trace: Trace) -> float:
     """
     pipeline, kind = number_groups(trace.replica, trace.step), _MERGED_KINDS[trace.phase]
     op_count = np.bincount(pipeline)
-    is_usual = op_count == Counter(op_count.tolist()).most_common(1)[0][0]
+    has_usual_count = op_count == Counter(op_count.tolist()).most_common(1)[0][0]
     # usual pipelines must hold F and B of every stage and microbatch exactly once
     keys = np.stack([pipeline, kind, trace.stage, trace.microbatch])
-    keys = keys[:, is_usual[pipeline] & (kind < 2)]
-    size = is_usual.sum() * len(np.unique(keys[1])) * trace.stages * (int(keys[3].max()) + 1)
+    keys = keys[:, has_usual_count[pipeline] & (kind < 2)]
+    size = has_usual_count.sum() * len(np.unique(keys[1])) * trace.stages * (int(keys[3].max()) + 1)
     if keys.shape[1] != size or np.unique(keys, axis=1).shape[1] != size or keys[3].min() < 0:
         return np.inf
     clock = trace.step if trace.has_step_clocks else np.zeros_like(trace.step)
