@@ -152,7 +152,7 @@ def _view(rows: list[Row], best: Best, link: str, scenario: "pj.Scenario") -> It
         columns += LEVELS
     columns += [
         Column("bubble: run" if has_details() else "bubble", "bubble_ratio", percent),
-        Column("activations [microbatches]", "peak_microbatches", "{:.3g}".format),
+        Column("peak activations of a worker [microbatches]", "peak_microbatches", "{:.3g}".format),
     ]
     if scenario.workload is not None:
         columns.append(Column("MFU", "mfu", percent))

@@ -187,19 +187,19 @@ def _view(
     if result.get("fits") is False:
         verdict = f"[bold red]{_does_not_fit(result)}[/]"
     yield f"{seconds(result['makespan'])} per step{escape(corner)}; {verdict}"
-    yield f"{heading(result)}; {_link(evaluation.links)}"
+    yield f"{heading(result)}; {_link(evaluation)}"
     path = dict(result["critical_path"])
     words = {name: field.replace("_", " ") for name, field in PHASE_FIELDS.items()}
     if "W" in path and scenario.find_edit(pj.costing.RecomputedAgain):
         # W recomputes: show the recomputation as a part, if its share is the same on all stages
-        costs, name = evaluation.costs, "recompute in W"
+        costs, name = evaluation.costs, "second recompute (before W)"
         ratios = np.asarray(costs.recompute) / np.asarray(costs.weight_grad)
         if np.ptp(ratios) <= TIE:
             path |= {name: path["W"] * ratios.max(), "W": path["W"] * (1 - ratios.max())}
     parts = sorted(path.items(), key=lambda item: -item[1])
     shares = ", ".join(f"{words.get(name, name)} {percent(share)}" for name, share in parts)
     idle = percent(result["bubble_ratio"])
-    yield f"workers idle {idle} of the time (bubble); longest chain of work: {shares}"
+    yield f"workers idle {idle} of the time (bubble); critical path (shares of the step): {shares}"
     if scenario.workload is not None and scenario.system is not None:
         yield plain(
             f"{result['tokens_per_second']:,.0f} tokens per second on {result['accelerators']} "
@@ -213,8 +213,8 @@ def _view(
         need = gigabytes(result["memory_bytes"][fullest])
         room = gigabytes(float(scenario.system.memory_available))
         yield plain(
-            f"memory: an accelerator of worker {fullest} needs {need} ({room} are free): "
-            f"{', '.join(texts)}"
+            f"memory: an accelerator of worker {fullest} needs {need} of the {room} that tensors can "
+            f"use: {', '.join(texts)}"
         )
         size = scenario.workload.minibatch / result["microbatches"]
         if result.get("fits") is False and size >= MANY_SEQUENCES:
@@ -226,8 +226,9 @@ def _view(
     else:
         peak = result["peak_in_flight"]
         worker, count = peak.argmax(), peak.max()
-        pairs = "pairs of stages and " if evaluation.stages > evaluation.workers else ""
-        activations = f"{count} {pairs}microbatch{'' if count == 1 else 'es'}"
+        activations = f"{count} microbatch{'' if count == 1 else 'es'}"
+        if evaluation.stages > evaluation.workers:
+            activations = f"{count} forwards (each 1 microbatch on 1 stage)"
         yield f"worker {worker} holds the most activations: those of {activations}"
         if "tokens_per_second" in result:
             yield f"{digits(result['tokens_per_second'])} tokens per second"
@@ -240,7 +241,7 @@ def _bottleneck(evaluation: "pj.Evaluation") -> str:
     """Return which workers are busy longest, and for which share of the step."""
     makespan, busy = evaluation.makespan or 1.0, evaluation.busy
     if busy.max() <= UNEVEN * busy.mean():
-        return f"all workers are busy {percent(busy.mean() / makespan)} of the step"
+        return f"workers are equally busy: {percent(busy.mean() / makespan)} of the step"
     busiest = [str(worker) for worker in np.flatnonzero(busy >= (1 - TIE) * busy.max())]
     if len(busiest) > MAX_LISTED:
         busiest = [busiest[0], f"{len(busiest) - 1} others"]
@@ -382,8 +383,11 @@ def summary(
     return result | {"activation_memory": held.as_json()}
 
 
-def _link(links: pj.Links) -> str:
+def _link(evaluation: "pj.Evaluation") -> str:
     """Return the meaning of the link model, its name, and link options that differ from it."""
+    links = evaluation.links
+    if links == pj.Links() and np.array_equal(evaluation.message_start, evaluation.message_finish):
+        return "messages take no time"
     notes = [f"--link {links.model}"]
     notes += [f"one queue per {links.queues}"] if links.is_rendezvous else []
     for name, value in links.changed().items():

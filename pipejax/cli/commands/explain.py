@@ -144,9 +144,8 @@ def _view(explanation: "pj.results.Explanation", result: Mapping[str, Any]) -> I
     yield plain(f"{seconds(explanation.step_time)} per step; {first_fault(explanation)}")
     schedule = explanation.memory.begin.scenario.schedule  # of a table's rows, if one has them
     is_named = isinstance(schedule, str) and not result["schedule"].startswith(schedule)
-    files = [Path(str(name)).name for name in line.written("table").values()]
-    names = [*files, result["schedule"]][0], f" (same rows as {schedule})" if is_named else ""
-    yield f"{heading({**result, 'schedule': ''.join(names)})}; {LINK_TEXTS[result['link']]}"
+    note = f" (same rows as {schedule})" if is_named else ""
+    yield f"{heading(result, note)}; {LINK_TEXTS[result['link']]}"
     yield from advice_view(explanation, result["remedies"])
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json as json_text
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
     from pipejax.plots.style import Paper
 
 
-LETTERS = "F forward, B backward (I input, W weight gradient), c message (c_F after F, c_B after B)"
+LETTERS = (
+    *("F forward", "B backward", "I input gradient", "W weight gradient"),
+    *("c message", "c_F message after F", "c_B message after B"),
+)
 MAX_SUMS = 12  # sums, and regions, that are printed
 
 
@@ -67,7 +71,8 @@ def form_view(
     if len(form.facets) <= MAX_SUMS:
         text = escape(form.text)
     yield f"step time = {text}, {escape(_quality(form))}"
-    yield LETTERS
+    names = {*re.findall(r"[A-Zc]\w*", form.text)}
+    yield ", ".join(text for text in LETTERS if text.split()[0] in names)
     yield f"{heading(table_sizes(table))}; {LINK_TEXTS[form.program.links.model]}"
     yield from map(plain, _plan_lines(plans))
 

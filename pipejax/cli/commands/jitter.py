@@ -217,9 +217,8 @@ def _view(
     replicas = f", each the slowest of {run.replicas} replicas" if run.replicas > 1 else ""
     verdict = " is the fastest under jitter" if len(ranked) > 1 else " under jitter"
     yield (
-        f"[bold]{best.schedule}[/]{verdict}: {100 * quantile:g} % of its steps take "
-        f"{seconds(best.makespan)} or less; without jitter they are {percent(best.slowdown - 1)} "
-        "shorter"
+        f"[bold]{best.schedule}[/]{verdict}: {100 * quantile:g} % of steps take at most "
+        f"{seconds(best.makespan)}, {percent(best.slowdown - 1)} longer than without jitter"
     )
     yield f"{len(run.makespans)} sampled runs of each schedule{replicas}, seed {run.seed}"
     marks = ["[bold green]" if rank.makespan_rank == 1 and rank.fits else "" for rank in ranked]

@@ -278,7 +278,7 @@ def _print(scene: Scene, width: int | None) -> None:
         run = shown_run.run
         out.print(
             f"[bold]{escape(name)}[/] on {run.workers} workers: {scene.unit.text(run.makespan)}, "
-            f"workers idle {percent(run.bubble_ratio)} (--link {run.links.model})"
+            f"workers idle {percent(run.bubble_ratio)} of the time"
         )
         print_run(out, shown_run, label, (width or out.width) - label - 3, looks)
         if shown_run.held is not None:

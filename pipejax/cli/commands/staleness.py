@@ -58,12 +58,12 @@ def _view(
     links = LINK_TEXTS[data["link"]] if "link" in data else "every op takes one slot"
     if table.updates_within:
         yield (
-            f"a gradient is [bold]{staleness.mean_delay:.3g}[/] updates old in the mean, at "
-            f"most [bold]{staleness.max_delay}[/]"
+            f"a gradient is [bold]{staleness.mean_delay:.3g}[/] block updates old on average, at "
+            f"most [bold]{staleness.max_delay}[/] (a block update changes one stage's weights)"
         )
         versions = int(np.max(staleness.weight_versions))
         worker = int(np.argmax(staleness.weight_versions))
-        yield f"worker {worker} holds the most weight versions: {versions}"
+        yield f"worker {worker} holds the most versions of a stage's weights: {versions}"
     else:
         yield "gradients are never stale: no cell updates weights before the end of the step"
     yield f"{heading(data)}; {links}"

@@ -153,14 +153,15 @@ def table_sizes(table: Any) -> dict[str, Any]:
     }
 
 
-def heading(sizes: Mapping[str, Any]) -> str:
-    """Return the heading of a report: the schedule and its sizes."""
+def heading(sizes: Mapping[str, Any], note: str = "") -> str:
+    """Return the heading of a report: the schedule or its file, a note, and sizes."""
     nouns = {"workers": "worker", "stages": "stage", "microbatches": "microbatch"}
     counts = ", ".join(
         f"{sizes[name]} {noun if sizes[name] == 1 else name}" for name, noun in nouns.items()
     )
+    name = Path(str(current_style().options.get("table", sizes["schedule"]))).name
     return (
-        f"[bold]{escape(sizes['schedule'])}[/], {counts}"
+        f"[bold]{escape(name)}[/]{note}, {counts}"
         f"{' in {slices} slices'.format(**sizes) if 'slices' in sizes else ''}"
     )
 

@@ -136,7 +136,9 @@ def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
         legend.append(Text("─ message under its sender"))
     if shown[0].held is not None:
         unit = shown[0].held.stages.unit
-        count = "" if unit == "bytes" else " (1: one stage and microbatch)"
+        count = "" if unit == "bytes" else ", in microbatches of one stage"
+        if "I" in looks and isinstance(share := shown[0].held.weight_share, float):
+            count += f"; W still needs {share:.3g} of each after I"
         legend.append(Text(f"▃ {NAMES[unit]}{count}"))
     lines = [legend[0]]  # no entry is broken at the end of a line
     for entry in legend[1:]:

@@ -87,7 +87,7 @@ class LinkModel:
 
 
 SENDER_WAITS = "a sender waits until its message is transmitted"
-NO_WAITS = "messages run beside compute and never wait for each other"
+NO_WAITS = "messages overlap with compute and never wait for each other"
 BOTH_QUEUES = "a transfer waits for its turn in the message queues of sender and receiver"
 # all link models by name, the simplest first
 LINK_MODELS: dict[str, LinkModel] = {
