@@ -17,6 +17,7 @@ from pipejax.cli.output.plans import plan_view
 from pipejax.costs.model.launchers import LAUNCHERS, find_launcher, launcher_defaults
 from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.system import data_file
+from pipejax.schedules.cells.ops import Phase
 from pipejax.sweep import run_sweep
 from pipejax.sweep.plan.layouts import PlanRequest, enumerate_layouts, layout_workload
 
@@ -175,6 +176,64 @@ def test_torchtitan_places_stages_of_a_file_as_the_named_schedule(schedule, opti
     assert [lack.partition(" (")[0] for lack in torchtitan.lacks] == (
         [] if name else ["these places of stages"]
     )
+
+
+def megatron_forwards(microbatches, chunks, size):
+    """Return the forwards of a worker, as microbatch and chunk, as Megatron-LM orders them."""
+    groups = [range(k, min(k + size, microbatches)) for k in range(0, microbatches, size)]
+    return [(m, chunk) for group in groups for chunk in range(chunks) for m in group]
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "combined-1f1b"])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_megatron_has_the_groups_of_the_table_or_refuses_them(schedule, stages):
+    workers, unequal = 4, {13: 7, 17: 6, 18: 6, 21: 7}  # 5 4 4; 5 4 4 4; 5 5 4 4; 5 4 4 4 4
+    for microbatches in range(2, 22):
+        size = {"num_workers": workers, "num_microbatches": microbatches}
+        table = pj.schedules.build(schedule, **size, stages_per_worker=stages)
+        megatron, bridge, _ = pj.costing.pipeline_launches(table)
+        flag = megatron.options.get("microbatch-group-size-per-virtual-pipeline-stage")
+        assert bridge.options.get("model.microbatch_group_size_per_vp_stage") == flag
+        assert megatron.lacks == bridge.lacks
+        if microbatches in unequal or microbatches < workers:
+            where = f"with --group-size {unequal.get(microbatches)}"
+            where = where if microbatches in unequal else "from 4 on"
+            why = f"these groups of {microbatches} microbatches (it goes {where})"
+            assert (flag, megatron.lacks) == (None, (why,))
+            continue
+        count = flag or workers  # Megatron-LM's default
+        assert megatron.lacks == ()
+        assert workers <= count <= microbatches
+        assert not 0 < microbatches % count < workers
+        ops = [op for cell in next(iter(table.rows())) for op in cell if op.phase == Phase.F]
+        order = dict.fromkeys((op.microbatch, op.stage // workers) for op in ops)
+        assert [*order] == megatron_forwards(microbatches, stages, count)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "combined-1f1b"])
+@pytest.mark.parametrize(("size", "flag"), [(4, None), (8, 8), (16, 16)])
+def test_a_group_size_of_the_user_is_in_the_command(schedule, size, flag):
+    sizes = {"num_workers": 4, "num_microbatches": 16, "stages_per_worker": 2}
+    table = pj.schedules.build(schedule, **sizes, group_size=size)
+    megatron, _, torchtitan = pj.costing.pipeline_launches(table)
+    name = "microbatch-group-size-per-virtual-pipeline-stage"
+    assert (megatron.options.get(name), megatron.lacks) == (flag, ())
+    if schedule == "interleaved-1f1b":  # PyTorch has groups of the workers alone
+        assert ("parallelism.pipeline_parallel_schedule_csv" in torchtitan.options) == bool(flag)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "interleaved-zb"])
+@pytest.mark.parametrize(
+    ("microbatches", "is_named"),
+    # PyTorch needs a multiple of M // P: of 2 and 2, of 3 and 3, of 1
+    [(8, True), (10, True), (11, False), (13, False), (15, True), (3, True)],
+)
+def test_torchtitan_names_an_interleaved_schedule_whose_groups_are_equal(
+    schedule, microbatches, is_named
+):
+    size = {"num_workers": 4, "num_microbatches": microbatches, "stages_per_worker": 2}
+    torchtitan = pj.costing.pipeline_launches(pj.schedules.build(schedule, **size))[2]
+    assert ("parallelism.pipeline_parallel_schedule_csv" in torchtitan.options) != is_named
 
 
 def test_what_launchers_lack():

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -77,7 +78,7 @@ def _registered_rows(
     """Return a registered schedule's rows; empty if it does not exist for these numbers."""
     try:
         with without_idle_slots():
-            return _rows_without_idle(REGISTRY[name].function(**dict(options)), ignored)
+            return _rows_without_idle(BUILT_IN[name].function(**dict(options)), ignored)
     except ValueError:
         return ()
 
@@ -93,6 +94,22 @@ def schedule_name(table: ScheduleTable) -> str:
         return match[0]
     # a file can bear any name, and messages in an order of their own change a schedule
     return table.name if builder is None or builder.planned else OWN_ORDER
+
+
+@cached_method
+def interleaved_groups(table: ScheduleTable) -> int:
+    """Return the group size of an interleaved order that Megatron-LM has; 0 for other orders."""
+    sizes = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
+    sizes["stages_per_worker"] = table.num_stages // table.num_workers
+    if sizes["stages_per_worker"] < 2:
+        return 0
+    rows = _rows_without_idle(table, (Phase.R,))
+    # the first group passes stage 0 before the first worker turns to its next stage
+    first = itertools.takewhile(lambda op: op.stage == 0, itertools.chain(*rows[0]))
+    size = len({op.microbatch for op in first})
+    name = "interleaved-1f1b" if table.grammar.is_usual else "combined-1f1b"
+    options = tuple((sizes | {"group_size": size}).items())
+    return size if size and _registered_rows(name, options, (Phase.R,)) == rows else 0
 
 
 def _rows_without_idle(

@@ -25,7 +25,7 @@ from pipejax.costs.model.workload import Workload, assign_layers
 from pipejax.costs.model.workload_fields import DISPATCHERS, RANK_ORDERS
 from pipejax.costs.system.system import System, read_named
 from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.registry import schedule_name
+from pipejax.schedules.registry import OWN_ORDER, interleaved_groups, schedule_name
 from pipejax.schedules.table.table import ScheduleTable
 
 PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
@@ -35,6 +35,7 @@ PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
     "interleaved-zb": "InterleavedZeroBubble",
     "looped-bfs": "LoopedBFS",  # backwards in the other order, which takes and holds as much
 }
+GROUP_SIZE = "microbatch-group-size-per-virtual-pipeline-stage"  # of Megatron-LM
 COMBINED = "combined-1f1b"  # Megatron's order under --overlap-moe-expert-parallel-comm
 PLAIN = r"[a-z][a-z0-9_+]*|[0-9.]+|megatron[.\w]+"  # values that need no quotes
 Options = dict[str, Any]
@@ -214,6 +215,9 @@ class _Pipeline:
         self.has_several_pipes = table.num_pipes > 1  # then stages have copies on several workers
         self.stages_per_worker = 0 if self.has_several_pipes else table.num_stages // self.workers
         self.schedule = schedule_name(table) if self.workers > 1 else "1f1b"
+        self.group_size = interleaved_groups(table) if self.workers > 1 else 0
+        if self.group_size and self.schedule == OWN_ORDER:  # an order with --group-size
+            self.schedule = "interleaved-1f1b"
         self.has_w = bool((table.phase == Phase.W).any())
         # pairs in which experts exchange tokens beside the compute of another microbatch
         self.overlaps_experts = not table.grammar.is_usual and self.schedule == COMBINED
@@ -306,6 +310,8 @@ def _stages_of_megatron(pipeline: _Pipeline, layout: PipelineLayout | None) -> O
         options["pipeline-model-parallel-layout"] = str(layout)
     elif pipeline.workers > 1 and pipeline.stages_per_worker > 1:
         options["num-virtual-stages-per-pipeline-rank"] = pipeline.stages_per_worker
+    if pipeline.group_size not in (0, pipeline.workers):
+        options[GROUP_SIZE] = pipeline.group_size
     if pipeline.overlaps_experts:
         options["overlap-moe-expert-parallel-comm"] = True
     return options
@@ -316,6 +322,13 @@ def _unsupported_orders_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
     name = "interleaved-1f1b" if pipeline.stages_per_worker > 1 else "1f1b"
     if pipeline.schedule not in (name, COMBINED):
         yield f"schedule {pipeline.schedule} (1f1b and interleaved-1f1b are there)"
+    elif pipeline.workers > 1 and pipeline.stages_per_worker > 1 and not pipeline.group_size:
+        workers, microbatches = pipeline.workers, pipeline.table.num_microbatches
+        # no group may be smaller than the workers, not even the last
+        sizes = (n for n in range(workers, microbatches + 1) if not 0 < microbatches % n < workers)
+        size = next(sizes, None)
+        hint = f"it goes with --group-size {size}" if size else f"it goes from {workers} on"
+        yield f"these groups of {microbatches} microbatches ({hint})"
     if pipeline.overlaps_experts and pipeline.workers > 1 and pipeline.stages_per_worker < 2:
         yield "experts beside compute with one stage for each worker (it goes with several)"
 
@@ -394,7 +407,11 @@ def _torchtitan(job: _Job) -> Options:
 
 def _order_of_torchtitan(pipeline: _Pipeline) -> Options:
     """Return torchtitan's options for the schedule: a name in PyTorch, or a file of the table."""
-    if pipeline.schedule in PYTORCH:
+    microbatches = pipeline.table.num_microbatches
+    rounds = max(1, microbatches // pipeline.workers)  # of equal groups in PyTorch
+    has_rounds = pipeline.schedule in ("interleaved-1f1b", "interleaved-zb")
+    is_even = microbatches % rounds == 0 and pipeline.group_size in (0, microbatches // rounds)
+    if pipeline.schedule in PYTORCH and (is_even or not has_rounds):
         return {"pipeline_parallel_schedule": PYTORCH[pipeline.schedule]}
     options: Options = {"pipeline_parallel_schedule_csv": f"{pipeline.schedule}.csv"}
     if name := _named_placement(pipeline):  # beside a file, a name places the stages on ranks
@@ -652,6 +669,8 @@ class Launcher(NamedTuple):
         if "num-virtual-stages-per-pipeline-rank" in options:
             stages = options.pop("num-virtual-stages-per-pipeline-rank")
             options["virtual-pipeline-model-parallel-size"] = stages
+        if GROUP_SIZE in options:
+            options["microbatch-group-size-per-vp-stage"] = options.pop(GROUP_SIZE)
         group_of_name = {name: group for group, names in self.groups.items() for name in names}
         fields: Options = {}
         overlaps: Options = {}
