@@ -14,10 +14,14 @@ from launch_reader import read_launch
 import pipejax as pj
 from pipejax.cli.output.numbers import seconds
 from pipejax.cli.output.plans import plan_view
-from pipejax.costs.model.launchers import LAUNCHERS, find_launcher, launcher_defaults
+from pipejax.costs.model.launchers import (
+    LAUNCHERS,
+    find_launcher,
+    launcher_defaults,
+    machine_launches,
+)
 from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.system import data_file
-from pipejax.schedules.cells.ops import Phase
 from pipejax.sweep import run_sweep
 from pipejax.sweep.plan.layouts import PlanRequest, enumerate_layouts, layout_workload
 
@@ -205,7 +209,8 @@ def test_megatron_has_the_groups_of_the_table_or_refuses_them(schedule, stages):
         assert megatron.lacks == ()
         assert workers <= count <= microbatches
         assert not 0 < microbatches % count < workers
-        ops = [op for cell in next(iter(table.rows())) for op in cell if op.phase == Phase.F]
+        names = "F" if table.grammar.is_usual else "Fa Fd Fm Fc"
+        ops = [op for cell in next(iter(table.rows())) for op in cell if op.phase.name in names]
         order = dict.fromkeys((op.microbatch, op.stage // workers) for op in ops)
         assert [*order] == megatron_forwards(microbatches, stages, count)
 
@@ -462,6 +467,33 @@ def test_megatron_has_the_queues_that_it_asks_for(fields, count):
     (megatron,) = pj.costing.launches(workload, table, "Megatron-LM")
     words = f"CUDA_DEVICE_MAX_CONNECTIONS={count} " if count else ""
     assert megatron.text.startswith(f"{words}--micro-batch-size 1 ")
+
+
+@pytest.mark.parametrize("launcher", ["Megatron-LM", "Megatron-Bridge"])
+@pytest.mark.parametrize(
+    ("schedule", "fields", "name"),
+    [
+        ("combined-1f1b", {}, "experts beside compute"),
+        ("interleaved-1f1b", {"expert_overlap": 1.0}, "experts beside compute"),
+        ("interleaved-1f1b", {"zero": 3}, "FSDP"),  # it refuses the 1 that the other needs
+        ("interleaved-1f1b", {}, ""),
+    ],
+)
+def test_before_blackwell_tensor_parallelism_beside_compute_goes_alone(
+    launcher, schedule, fields, name
+):
+    table = pj.schedules.build(schedule, num_workers=2, num_microbatches=8, stages_per_worker=2)
+    base = {"tensor_parallel": 2, "sequence_parallel": True, "tensor_overlap": 1.0}
+    base |= {"expert_parallel": 8, "data_parallel": 8, "expert_tensor_parallel": 1}
+    workload = pj.Workload(pj.load_model("mixtral-8x7b"), minibatch=8, **base | fields)
+    why = f"{name} and tensor parallelism beside compute before Blackwell "
+    why += "(CUDA_DEVICE_MAX_CONNECTIONS serves one)"
+    for system, is_before in {"a100": True, "h100": True, "b200": False, "gb300": False}.items():
+        machine = pj.load_system(system)
+        (launch,) = machine_launches(workload, table, machine, "", launcher)
+        assert launch.lacks == ((why,) if name and is_before else ())
+        alone = dataclasses.replace(workload, tensor_overlap=0.0)
+        assert machine_launches(alone, table, machine, "", launcher)[0].lacks == ()
 
 
 EAGER = ("--stack", "torchtitan-2024-eager")

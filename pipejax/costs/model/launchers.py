@@ -151,6 +151,7 @@ def machine_launches(
     per_node = float(np.max(system.gpus_per_node))  # the largest of a batch of systems
     job = _Job(workload, table, per_node, is_compiled)
     job.stack = stack
+    job.is_before_blackwell = not np.all(np.asarray(system.narrow_peaks.nvfp4) > 0)
     return _launch(job, launcher)
 
 
@@ -234,6 +235,7 @@ class _Job(_Pipeline):
         super().__init__(table)
         self.workload, self.per_node = workload, per_node
         self.stack = ""  # the software of the run, if it is known
+        self.is_before_blackwell = False  # unless the system is known, and has no 4-bit products
         self.overlaps_tensor = workload.tensor_parallel > 1 and workload.tensor_overlap > 0
         # torchtitan's tensor parallelism beside compute needs its compiler
         self.is_compiled = is_compiled or self.overlaps_tensor
@@ -343,6 +345,11 @@ def _unsupported_by_megatron(job: _Job) -> Iterator[str]:
             yield "tensor parallelism beside compute without sequence parallelism"
         if workload.has_experts:
             yield "experts beside tensor parallelism without sequence parallelism"
+    if job.is_before_blackwell and job.overlaps_tensor:  # this needs 1 connection, others several
+        others = {"experts beside compute": job.overlaps_experts, "FSDP": workload.zero > 1}
+        for name in (name for name, is_there in others.items() if is_there):
+            pair = f"{name} and tensor parallelism beside compute"
+            yield f"{pair} before Blackwell (CUDA_DEVICE_MAX_CONNECTIONS serves one)"
     if job.overlaps_experts:
         if workload.expert_parallel == 1:
             yield "experts beside compute without expert parallelism"
