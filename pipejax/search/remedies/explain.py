@@ -621,7 +621,10 @@ class _Shelves:
                 common_names = {*self.launchers(kind, best, candidate)}
                 if names is not None:
                     common_names &= names
-                if len(candidate.assumes) <= MAX_ASSUMPTIONS and (common_names or not has_options):
+                # code replaces no setting that the launchers of this run refuse
+                needs_options = has_options or (kind == "settings" and bool(names))
+                is_possible = bool(common_names) or not needs_options
+                if len(candidate.assumes) <= MAX_ASSUMPTIONS and is_possible:
                     best, names = candidate, common_names
                     if "recomputation" in candidate.what:  # of two, the later one holds
                         titles = [*filter(None, (_RECOMPUTATION.sub("", t) for t in titles))]
