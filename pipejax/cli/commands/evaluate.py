@@ -213,8 +213,8 @@ def _view(
         need = gigabytes(result["memory_bytes"][fullest])
         room = gigabytes(float(scenario.system.memory_available))
         yield plain(
-            f"memory: an accelerator of worker {fullest} needs {need} of the {room} that tensors can "
-            f"use: {', '.join(texts)}"
+            f"memory: an accelerator of worker {fullest} needs {need} of the {room} that tensors "
+            f"can use: {', '.join(texts)}"
         )
         size = scenario.workload.minibatch / result["microbatches"]
         if result.get("fits") is False and size >= MANY_SEQUENCES:

@@ -316,10 +316,10 @@ def _slow_places(shares: Attribution, fault: Fault | None) -> Sequence[Suspect]:
         suspect = Suspect("worker", name, share.saves, ratio=None, z=0.0, why=why, place=place)
         places.append(suspect)
     if fault is not None and (fault.link or fault.worker is not None):
-        kind, name, place = "worker", str(fault.worker), {"worker": fault.worker}
-        if fault.stage is not None:
-            kind, name, place = "stage", str(fault.stage), {"stage": fault.stage}
-        elif fault.link:
+        number = fault.worker if fault.stage is None else fault.stage
+        kind, name = "worker" if fault.stage is None else "stage", str(number)
+        place = {} if number is None else {kind: number}
+        if fault.stage is None and fault.link:
             kind, name = "link", "worker {} to {} and back".format(*fault.link)
             place = dict(zip(("source", "target"), fault.link, strict=True)) | {"ways": 2}
         why = fault.why.partition("; ")[0]
