@@ -838,3 +838,21 @@ def test_an_odd_step_names_the_command_that_finds_its_late_op(
     begin = f"late launch: {stage}F{microbatch} on worker {stage} starts 15 s late in the only step"
     assert call(*shlex.split(command))[1].startswith(f"{begin}; it costs {lost} of ")
     assert answer(*shlex.split(command))["finding"]["ratio"] is None
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    "stages", [(35.5, 34.6, 34.6, 37.5), (36, 34, 34, 36.5), (34, 34, 36, 36.5)]
+)
+def test_a_healthy_run_has_a_report(answer, call, folder, stages, replicas):
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=10)
+    forward = 1e-3 * np.array(stages)
+    runs = [pj.evaluate(table, pj.Costs(forward=forward, backward=2 * forward, transmit=1e-4))]
+    trace = traces.record_runs(runs * 6 * replicas, replicas=replicas)
+    truth.write_trace(folder / "run.csv", trace)
+    line = ["trace", "run.csv", "--schedules", "1f1b"]
+    code, text, _ = call(*line)
+    assert (code, "per step" in text) == (0, True)
+    finding = answer(*line)["finding"]
+    if finding is not None and finding["kind"] == "stage":
+        assert int(finding["name"]) == int(np.argmax(stages))
