@@ -199,7 +199,7 @@ def test_an_op_stands_in_its_window_from_the_time_of_one_microbatch_on():
     table = pipe(3, 1)
     problem = build_problem(table, equal(table, transfer=10.0), memory_limit=1)
     model = ScheduleModel(problem, 100)
-    *_, plan = (r.plan for r in search(model, Budget.start(5.0), 1) if r.plan is not None)
+    *_, plan = (plan for plan, _ in search(model, Budget.start(5.0), 1) if plan is not None)
     for letter in "FIW":
         lows = [start.proto.domain[0] for start in model.start[letter].values()]
         assert lows == plan.starts[letter][:, 0].tolist()

@@ -123,14 +123,6 @@ def _price_row(
     return unchecked_costs({name: getattr(costs, name) for name in fields})
 
 
-class _Timed(NamedTuple):
-    """The time that a measured row is about: of a step, or of an op."""
-
-    op: str  # `STEP`, or the letter of an op
-    stage: int  # of the op
-    steps_overlap: bool  # whether workers begin the next step without waiting for the others
-
-
 class StepTimes:
     """Step times (or, for rows of a profile, op times) of measured rows on any system."""
 
@@ -154,7 +146,9 @@ class StepTimes:
         self.workloads = row_workloads(rows)
         self.tables = row_tables(rows)
         self._builders = [schedules.find(name) for name in rows.schedule.tolist()]
-        self._timed = [_Timed(*row) for row in zip(*timed, strict=True)]
+        # by row: `STEP` or the letter of an op, the stage of the op, and whether workers begin the
+        # next step without waiting for the others
+        self._timed = [*zip(*timed, strict=True)]
         self._lower = functools.cache(lambda table, name: lower(table, link=name, step_end=True))
         self._links = [name or link for name in rows.link.tolist()]
         self.programs = list(map(self._lower, self.tables, self._links))
@@ -200,9 +194,9 @@ class StepTimes:
         """Combine rows into a batch; their inputs have one structure and equal shapes."""
         # rows of steps need the costs of their programs; rows of profiles need the cost of an op
         timed = [self._timed[row] for row in rows]
-        steps = [k for k, row in enumerate(timed) if row.op == STEP]
+        steps = [k for k, (op, _, _) in enumerate(timed) if op == STEP]
         programs = {k: self.programs[rows[k]] for k in steps}
-        overlaps = [row.steps_overlap for row in timed]
+        overlaps = [steps_overlap for _, _, steps_overlap in timed]
         ops = _rows_by_op(timed)
         fields = {"forward"} | _program_fields(programs.values()) | {field for field, _, _ in ops}
         inputs = jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
@@ -338,7 +332,7 @@ def _pad_stages(stages: Stages, num_stages: int) -> Stages:
     return padded._replace(copies=np.maximum(padded.copies, 1.0))  # a group of none has no price
 
 
-def _rows_by_op(timed: Sequence[_Timed]) -> tuple[tuple[str, Rows, Rows], ...]:
+def _rows_by_op(timed: Sequence[tuple[str, int, bool]]) -> tuple[tuple[str, Rows, Rows], ...]:
     """Group rows of profiles by op; return the op's cost field, the rows and their stages."""
     row_ops, stages, _ = (np.array(column) for column in zip(*timed, strict=True))
     by_op = {op: np.flatnonzero(row_ops == op) for op in OPS}

@@ -231,11 +231,11 @@ class AnytimeSearch:
         if self.plan is not None:
             model.hint(self.plan.with_starts(lambda starts: factor * starts))
         with closing(search(model, budget, self.num_threads)) as states:
-            for state in states:
-                self._raise_bound(math.ceil(state.bound / factor))
+            for plan, bound in states:
+                self._raise_bound(math.ceil(bound / factor))
                 is_due = time.monotonic() > self.last_report + REPORT_INTERVAL
-                if state.plan is not None:
-                    self._offer("search", state.plan, problem)
+                if plan is not None:
+                    self._offer("search", plan, problem)
                 elif is_due and self.best is not None:
                     best = self.best
                     self._report_best(best.best.table, best.value, best.best.source)

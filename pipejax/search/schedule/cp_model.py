@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -324,18 +324,15 @@ class ScheduleModel:
         return Plan.from_starts(starts, whole)
 
 
-class SolverState(NamedTuple):
-    """A new plan or bound of a running search."""
-
-    plan: Plan | None  # a better plan, or None where only the bound is new
-    bound: int  # units that no plan of the model can go below
+# a better plan, or None where only the bound is new, and units that no plan can go below
+PlanAndBound = tuple[Plan | None, int]
 
 
 class _Listener(cp_model.CpSolverSolutionCallback):
     def __init__(
         self,
         model: ScheduleModel,
-        tell: Callable[[SolverState], None],
+        tell: Callable[[PlanAndBound], None],
         progress: Callable[[float], None],
     ) -> None:
         super().__init__()
@@ -343,8 +340,7 @@ class _Listener(cp_model.CpSolverSolutionCallback):
 
     def on_solution_callback(self) -> None:
         self._progress(self.deterministic_time)
-        bound = round_up(self.best_objective_bound)
-        self._tell(SolverState(self._model.plan(self), bound))
+        self._tell((self._model.plan(self), round_up(self.best_objective_bound)))
 
 
 def round_up(bound: float) -> int:
@@ -354,21 +350,21 @@ def round_up(bound: float) -> int:
 
 def search(
     model: ScheduleModel, budget: Budget, num_threads: int
-) -> Generator[SolverState, None, None]:
+) -> Generator[PlanAndBound, None, None]:
     """Solve a model and yield new plans and bounds; stop if the iterator is closed."""
     solver = budget.new_solver(num_threads)
 
     def progress(work_done: float) -> None:
         budget.meter.under_way = SOLVER * work_done / num_threads
 
-    def solve(tell: Callable[[SolverState], None]) -> None:
+    def solve(tell: Callable[[PlanAndBound], None]) -> None:
         """Run the solver; report plans and bounds on the way."""
-        solver.best_bound_callback = lambda bound: tell(SolverState(None, round_up(bound)))
+        solver.best_bound_callback = lambda bound: tell((None, round_up(bound)))
         listener = _Listener(model, tell, progress)
         status = budget.solve(solver, model.model, model.num_ops, listener=listener)
         has_bound = status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN)
         bound = round_up(solver.best_objective_bound) if has_bound else 0
-        tell(SolverState(None, bound))
+        tell((None, bound))
 
     return merge_progress([solve], solver.stop_search)
 
@@ -402,4 +398,4 @@ def relaxed_bound(
 ) -> int:
     """Return a lower bound on the objective from a search of one stage alone [units]."""
     model = ScheduleModel(single_stage(problem, pipe=0, stage=stage), horizon)
-    return max((state.bound for state in search(model, budget, num_threads)), default=0)
+    return max((bound for _, bound in search(model, budget, num_threads)), default=0)

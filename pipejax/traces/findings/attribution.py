@@ -179,8 +179,8 @@ class JobSteps:
         step_pipelines = [[pipelines.pipelines[k] for k in row] for row in positions.values()]
         tables = [pipelines.tables[pipeline.table] for pipeline in step_pipelines[0]]
         self.replicas = [pipeline.replica for pipeline in step_pipelines[0]]
-        self.non_ops = find_non_ops(pipelines, step_pipelines)
-        self.graph = step_graph(tables, replayed.links, self.non_ops.places)
+        non_ops, non_op_slices, non_op_seconds = find_non_ops(pipelines, step_pipelines)
+        self.graph = step_graph(tables, replayed.links, non_ops)
         graph = self.graph
         self.slice_index = np.full((len(step_pipelines), len(graph.preds)), NONE)
         for replica in range(len(tables)):
@@ -188,7 +188,7 @@ class JobSteps:
             slices = np.stack([step[replica].slices for step in step_pipelines])
             self.slice_index[:, op_nodes] = slices[:, graph.op[op_nodes]]
         non_op_nodes = np.flatnonzero(graph.non_op != NONE)
-        self.slice_index[:, non_op_nodes] = self.non_ops.slices[:, graph.non_op[non_op_nodes]]
+        self.slice_index[:, non_op_nodes] = non_op_slices[:, graph.non_op[non_op_nodes]]
         any_slice = self.slice_index.max(axis=0)  # (nodes) of any step that has one
         # an appended value is at index -1: the value of nodes without a slice
         self.kind, self.stage, self.worker, self.microbatch = (
@@ -197,7 +197,7 @@ class JobSteps:
         )
         durations = np.append(trace.end - trace.start + pipelines.gaps, 0.0)
         self.duration = durations[self.slice_index]
-        self.duration[:, non_op_nodes] = self.non_ops.seconds[:, graph.non_op[non_op_nodes]]
+        self.duration[:, non_op_nodes] = non_op_seconds[:, graph.non_op[non_op_nodes]]
         messages = np.flatnonzero(graph.link != NONE)
         scale_shape = len(pipelines.pipelines), len(replayed.link_times)
         scales = np.broadcast_to(pipelines.link_scales, scale_shape)

@@ -191,20 +191,14 @@ def _add_non_ops(
 CLOCK_ERROR = 1e-4  # overlap of consecutive slices of a worker by rounding of clocks [s]
 
 
-class NonOps(NamedTuple):
-    """Slices that are no pipeline ops, matched over several steps."""
+def find_non_ops(
+    pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]
+) -> tuple[tuple[NonOp, ...], Int[NumpyArray, "steps non_ops"], Float[NumpyArray, "steps non_ops"]]:
+    """Match slices that are neither op nor message over steps; return places, slices and seconds.
 
-    places: tuple[NonOp, ...]
-    slices: Int[NumpyArray, "steps non_ops"]  # slices of the trace; -1 in a step without it
-    # time; of a collective, after its last member starts
-    seconds: Float[NumpyArray, "steps non_ops"]
-
-
-def find_non_ops(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> NonOps:
-    """Match slices that are neither op nor message over steps, and find their usual places.
-
-    `steps` has the pipelines of each step, one for each replica. A place is the number of cells
-    before the slice in the row of its worker.
+    `steps` has the pipelines of each step, one for each replica. A place is the usual number of
+    cells before the slice in the row of its worker. A slice is -1 in a step without it; the time of
+    a collective begins when its last member starts.
     """
     trace = pipelines.trace
     by_key = _non_ops_by_key(trace, steps)
@@ -220,7 +214,7 @@ def find_non_ops(pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]) -> N
     for column, (phase, occurrence, replica, worker, *_) in enumerate(numbered):
         for use in by_key[replica, worker, phase, occurrence]:
             slices[use.step, column] = use.slice
-    return NonOps(numbered, slices, _non_op_seconds(trace, numbered, slices))
+    return numbered, slices, _non_op_seconds(trace, numbered, slices)
 
 
 class _Use(NamedTuple):
