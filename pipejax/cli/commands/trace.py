@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from cyclopts import Parameter
 
 import pipejax as pj
+from pipejax.base.data_files import load_json
 from pipejax.base.files import write_file
 from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.option import options, parse_layers, parse_pairs
@@ -29,15 +31,8 @@ from pipejax.cli.output.trace_report import (
 from pipejax.schedules.table.table_files import is_csv, text_for
 from pipejax.traces.findings.suspects import slow_machines
 
-_ORDER = "the order in which ops ran, for --table"
-FILES = {  # files that --save writes, and their content and use
-    "table.csv": _ORDER,
-    "table.json": _ORDER,
-    "costs.json": "mean times of ops and of messages, for --costs",
-    "deal.json": "microbatches of each replica where they are dealt anew",
-    "dataset.zarr": "times of every op and step, for xarray.open_zarr",
-    "perfetto.json": "a step as it ran and as replayed, for ui.perfetto.dev",
-}
+# files that --save writes, and their content and use
+FILES: Mapping[str, str] = load_json(Path(__file__).with_name("saved_files.json"))
 DEFAULT_FOLDER = "trace"  # folder of the saved files in commands, without --save
 
 

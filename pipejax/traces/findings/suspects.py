@@ -8,12 +8,14 @@ difference of two steps.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import check_types
+from pipejax.base.data_files import load_json
 from pipejax.base.display import ResultList, short_repr
 from pipejax.base.medians import DEVIATION, medians_of_others
 from pipejax.costs.costs import PHASE_FIELDS
@@ -34,14 +36,8 @@ MIN_RATE = 0.01  # share of its time that remains for a worker whose host launch
 MAX_LISTED = 10  # suspects of a kind
 GAP_ERROR = 0.1  # standard error of the time between two steps, relative to the median op
 MIN_MESSAGE_DELAY = 0.05  # of a suspect link, relative to the median op
-TIMES_OTHERS = "takes {:.3g} times the others in all its stages"
-WHY = {  # by kind, with the ratio to the others
-    "replica": TIMES_OTHERS,
-    "worker": TIMES_OTHERS,
-    "stage": "takes {:.3g} times the other stages",
-    "microbatch": "takes {:.3g} times the others in {share} stages",
-    "link": "takes {:.3g} times as long for its quickest messages as the others",
-}
+# by kind, with the ratio to the others
+WHY: Mapping[str, str] = load_json(Path(__file__).with_name("suspects.json"))
 
 Logs = Float[NumpyArray, " things"]
 Place = Mapping[str, int]  # its numbers by name
