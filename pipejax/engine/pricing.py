@@ -100,8 +100,7 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
     Without JAX arrays among the costs, this runs in NumPy and compiles nothing.
     """
     layout = program.layout
-    # times of fused pairs may be by kind of pair (F and B of which stages) here: they are not
-    # checked to be by stage
+    # times of fused pairs may be by kind of pair here, not by stage: the check leaves them out
     stage_costs = unchecked_costs({**vars(costs), "pair": None}) if layout.has_pair_times else costs
     stage_costs.check_shapes(*layout.sizes)
     check_known(program, costs)
@@ -161,6 +160,7 @@ def by_microbatch(program: Program) -> Program:
     new = dataclasses.replace(old, num_pairs=len(fused), per_microbatch=True)
 
     def translate(position: Positions, microbatch: Positions) -> Positions:
+        """Return the positions of microbatches in the new cost vector."""
         return _microbatch_positions(position, microbatch, old, new).astype(np.int32)
 
     node_microbatch, old_durations = _node_microbatches(program), np.asarray(program.duration_index)

@@ -405,11 +405,11 @@ def _train(
     batches: Int[Array, " events"],
     *,
     noise: Float[Array, ""],
-    events: _ReplayEvents,
+    events: _ReplayEvents,  # shared by all runs, so `vmap` keeps branches as branches
     sampled: Int[Array, "samples runs stages"],
     settings: _ReplaySettings,
 ) -> tuple[Array, Array, Array, Array]:
-    """Train once; all runs share events and samples, so `vmap` keeps branches as branches."""
+    """Train once; return results (events), divergence, last blocks and largest squared gradient."""
     depth, each_run, noisy = settings
     start = objective.init(start_key(seed))
     step_size = step_size.astype(start.dtype)
@@ -457,7 +457,7 @@ def _train(
     def replay(state: State, event_and_batch: tuple[_ReplayEvents, Array]) -> tuple[State, Array]:
         event, batch = event_and_batch
         return jax.lax.cond(
-            event.sample == NO_SAMPLE,
+            event.sample == NO_SAMPLE,  # else record the gap
             lambda: apply_gradient(state, event, batch),
             lambda: (state, sample_gap(models(state[0], sampled[event.sample]))),
         )

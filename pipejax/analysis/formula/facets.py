@@ -316,8 +316,7 @@ class _Search:
 
     def _facet_points(self, facets: Vectors) -> Vectors:
         """Find for each facet a point at which only this facet's path is longest."""
-        # Two longest paths may tie at a facet's point: random offsets are drawn until one falls on
-        # the side of the facet.
+        # Two longest paths may tie at a facet's point: draw offsets until one is on its side.
         starts = np.array([self.facets[counts] for counts in map(tuple, facets.tolist())], object)
         points, tied = starts.copy(), np.arange(len(starts))
         for _ in range(ATTEMPTS):

@@ -556,8 +556,7 @@ class ParameterCounts(NamedTuple):
 def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[str, ParameterCounts]:
     """Count a layer's parameters per accelerator by its kind; without `base`, only of adapters."""
     # Adapters of rank r have r (inputs + outputs) parameters for each linear layer. Tensor
-    # parallelism splits both factors of an adapter, one by its rank or inputs and one by its
-    # outputs, as Megatron does.
+    # parallelism splits both factors of an adapter, by rank or inputs and by outputs, as Megatron.
     t, r, is_counted, moe = layout.tensor, layout.lora_rank, 1 if base else 0, model.moe
     # output biases of an expert, after the sum over its parts, are not split
     num_experts, width = (0, 0) if moe is None else (moe.experts, moe.expert_hidden)

@@ -47,6 +47,7 @@ def by_slice(
     slices, size = table.grammar.slices, workload.microbatch_size(table)
     results = []
     for part in range(slices):
+        # the model's sequence is 2 part + 1 slices long, so that many fewer of it are in a slice
         results.append(compute(sliced_model(workload.model, part, slices), size / (2 * part + 1)))
     count = table.num_microbatches // slices  # the table numbers slices as microbatches
     stacks = {name: np.stack([result[name] for result in results], axis=-1) for name in results[0]}

@@ -68,6 +68,7 @@ def train(table: ScheduleTable, model: SmallModel, sizes: SpmdSizes) -> Training
     worker, stage = np.nonzero(local_index != NOWHERE)  # of each copy of a stage
 
     def sum_copies(leaf: NumpyArray) -> NumpyArray:
+        """Sum gradients (workers, copies, ...) over the copies of each stage: (stages, ...)."""
         total = np.zeros((table.num_stages, *leaf.shape[2:]))
         np.add.at(total, stage, leaf[worker, local_index[worker, stage]])
         return total
@@ -91,9 +92,8 @@ def _initial_state(
     data: TrainingData,
 ) -> WorkerState:
     """Return the initial buffers of all workers: weights, and inputs of the first stage."""
-    # A buffer has an entry for each stage of the worker and microbatch, NaN until it is written,
-    # and a spare entry, which unused instructions read and write. Activations have two entries:
-    # as they arrive, and as the backward needs them.
+    # A buffer has an entry per stage and microbatch, NaN until it is written, and a spare entry for
+    # unused instructions. Activations have two: the arrived input, and what the backward reads.
     block = model.batch_size, model.hidden
     activations = np.full((sizes.workers, 2 * sizes.entries + 1, *block), np.nan)
     empty = np.full((sizes.workers, sizes.entries + 1, *block), np.nan)

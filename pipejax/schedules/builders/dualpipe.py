@@ -139,8 +139,7 @@ def _row(half: int, worker: int, microbatches: Sequence[range]) -> Int[NumpyArra
 
 def _planned_cells(half: int, worker: int, microbatches: int) -> Iterator[tuple[PlannedOp, ...]]:
     """Yield a tuple for each cell of a worker, with (phase, direction) of its one or two ops."""
-    # The eight lines of the table in the module's docstring: `half` is H, `worker` is r,
-    # `microbatches` is N.
+    # The eight lines of the module docstring's table; `half`, `worker`, `microbatches` are H, r, N.
     num_later = half - worker - 1  # workers of the half that follow
     weight = (W, ANY_DIRECTION)
     yield from [((F, 0),)] * (2 * num_later)

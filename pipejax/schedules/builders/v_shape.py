@@ -327,8 +327,7 @@ _SECOND_REDUCTION = {
 _RULES = ("X <- F@last", "S <- X", "Y <- S", "T <- Y")
 
 
-# by kind of pass (an op of the vocabulary): times at which it is due on a worker [slots], and its
-# rank among ops due at one time
+# by kind of pass (vocabulary op): its due times on a worker [slots], its rank among ops then due
 Passes = Mapping[AnyPhase, tuple[Float[NumpyArray, " microbatches"], int]]
 
 

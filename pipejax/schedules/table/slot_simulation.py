@@ -58,7 +58,7 @@ def check_host_groups(groups: Groups, num_workers: int) -> Groups:
 
 
 def host_edges(table: Content, links: Links) -> tuple[CellPositions, CellPositions]:
-    """Return edges to offloads and loads from the op before in the row and on the host link."""
+    """Return edges (earlier, later cells) to offloads and loads, by row and by host link."""
     link = host_link_ids(links, table.num_workers)
     grammar = table.grammar
     cells, executed = row_order(table, grammar.host), row_order(table, links.executed(grammar))

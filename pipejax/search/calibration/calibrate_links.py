@@ -121,7 +121,7 @@ def _default_numbers(rows: CollectiveRows) -> list[str]:
 def _residuals(
     rows: CollectiveRows, system: System, parameters: Parameters, points: Points
 ) -> tuple[NumpyArray, NumpyArray]:
-    """Return log(predicted / measured) of each row, and its derivatives by whitened parameters."""
+    """Return log(predicted / measured) (points, rows), and whitened derivatives (.., numbers)."""
     seconds = np.empty((len(points), len(rows.seconds)))
     slopes = np.empty((*seconds.shape, points.shape[1]))
     values, kinds = parameters.values(points), np.array(rows.kind)

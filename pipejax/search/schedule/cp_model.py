@@ -134,8 +134,7 @@ class ScheduleModel:
 
     def _add_offload(self, key: Key, offload: int, load: int) -> Variable:
         """Let the solver choose O and L of an activation; return the start of its stay until I."""
-        # The worker holds an activation from F on; if it is offloaded (`is_out`), from F to the end
-        # of O, and again from L on.
+        # The worker holds an activation from F on, or if `is_out` from F to O's end and from L on.
         model, stage, worker = self.model, key[0], self._worker(*key)
         forward = self.start["F"][key]
         forward_end = forward + int(self.problem.forward[stage])

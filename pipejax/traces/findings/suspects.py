@@ -605,8 +605,8 @@ def _savings(
 ) -> list[float]:
     """Return the time that each step saves if factors multiply times of slices and links [s].
 
-    The steps are that of the place, or all but the odd ones. Factors on links apply to the replica
-    of the place, or to all.
+    The steps are that of the place, or all but odd steps. Factors on links apply to the replica of
+    the place, or to all. The last factors, at index -1, are 1: for nodes without slice or link.
     """
     saved, step = [], place.get("step")
     for job in jobs:

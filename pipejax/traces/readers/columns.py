@@ -396,8 +396,7 @@ def _number(cell: object, convert: Callable[[Any], float]) -> float:
 
 def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
     """Refuse a trace whose last stage waits before its first backward: a later stage is missing."""
-    # Only the true last stage runs a backward right after its forward. A gap is the idle time of a
-    # worker before an op [s].
+    # Only the true last stage runs a backward right after its forward. Gap: idle time before an op.
     phase_kinds = np.array([NONE if name in MESSAGES else KINDS.get(name, 0) for name in phases])
     rows = np.lexsort([columns[name] for name in ("start", "worker", "step", "replica")])
     rows = rows[phase_kinds[columns["phase"][rows]] != NONE]

@@ -525,8 +525,8 @@ def _budget_steps(
         times = np.array([*windows.values(), *op_windows]).reshape(-1, 2).T
         parts = split_windows(rows.work, rows.syncs, *np.nan_to_num(times)) * _MICROSECOND
         steps, ops = np.split(parts.T, 2)
-        has_waits = steps[:, [1, 2]].sum(axis=1) > 0  # exposed, blocking
-        starved = np.where(has_waits, ops[:, 3], 0.0)
+        has_waits = steps[:, [1, 2]].sum(axis=1) > 0  # columns 1, 2: exposed, blocking
+        starved = np.where(has_waits, ops[:, 3], 0.0)  # column 3: starved
         for step, row in zip(windows, np.column_stack([steps, starved]).tolist(), strict=True):
             yield StepBudget(step, replica, worker, *row)
 
