@@ -246,7 +246,7 @@ def test_groups_are_those_of_all_ranks(order):
     layout = Layout(**dict(zip(names, degrees, strict=True)), rank_order=order)
     groups = layout.layer_groups | {"replicas": layout.replica_groups[0]}
     for name, axes in GROUPS.items():
-        result = groups[name].on(gpus_per_node)
+        result = groups[name].count_ranks(gpus_per_node)
         expected = [counted(members(axes, case[:4], order), case[4]) for case in cases]
         np.testing.assert_array_equal(np.array(result).T, expected, name)
 
@@ -265,7 +265,7 @@ def test_groups_of_experts_are_those_of_all_ranks():
     layout = Layout(**dict(zip(names, degrees, strict=True)), expert=expert)
     groups = layout.layer_groups["expert"], layout.replica_groups[1]
     for group, replicas in zip(groups, (False, True), strict=True):
-        result = group.on(gpus_per_node)
+        result = group.count_ranks(gpus_per_node)
         expected = [
             counted(expert_members(case[:4], case[4], replicas=replicas), case[5]) for case in cases
         ]

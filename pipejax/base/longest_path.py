@@ -173,7 +173,7 @@ def _longest_paths_one_by_one(
         nodes, edges = critical_path(preds, finish, lag)
         lengths.append(finish[nodes].max())
         np.add.at(counts[:, run], np.append(duration_index[nodes], lag_index[edges]), 1)
-    counts[0] = 0
+    counts[0] = 0  # position 0 is no cost
     return np.array(lengths, costs.dtype), counts
 
 

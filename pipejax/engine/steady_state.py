@@ -291,16 +291,16 @@ def _candidates(columns: _Columns) -> Iterator[_PeriodSpan]:
     signatures = [columns.signature(column) for column in range(columns.num_columns)]
     signature_ids = {signature: k for k, signature in enumerate(dict.fromkeys(signatures))}
     ids = np.array([signature_ids[signature] for signature in signatures])
-    runs = []  # of columns that equal the column `length` later, as (size, -length, start)
+    series = []  # of columns that equal the column `length` later, as (size, -length, start)
     for length in range(1, columns.num_columns // 2 + 1):
-        # a run begins and ends where `repeats` changes; ids a b c b c b d, length 2:
+        # a series begins and ends where `repeats` changes; ids a b c b c b d, length 2:
         #   repeats 0 1 1 1 0, and with a 0 at both ends the changes are at 1 and 4
         repeats = np.concatenate([[False], ids[length:] == ids[:-length], [False]])
         bounds = np.flatnonzero(repeats[1:] != repeats[:-1]).reshape(-1, 2)
         for start, end in bounds.tolist():
             if end - start >= length:
-                runs.append((end - start, -length, start))
-    for size, negative_length, start in sorted(runs, reverse=True):
+                series.append((end - start, -length, start))
+    for size, negative_length, start in sorted(series, reverse=True):
         yield from _first_span(columns, start, start + size, -negative_length)
 
 

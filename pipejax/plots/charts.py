@@ -47,10 +47,10 @@ def machine_picture(placed: PlacedCosts, shown: Mapping[str, Seats]) -> Figure:
 
 
 def _draw_placement(
-    axes: Axes, placed: PlacedCosts, seats: Int[NumpyArray, " workers"], name: str
+    axes: Axes, placed: PlacedCosts, worker_places: Int[NumpyArray, " workers"], name: str
 ) -> float:
     """Draw workers at their places with arcs for messages; return the height of the top arc."""
-    # `seats` is the place of each worker, `placed.level` the level of the link between two places.
+    # `placed.level` is the level of the link between two places.
     # neighbours are 1 apart, plus a gap for each level: levels 0, 1, 0 give x = 0, 1, 2.9, 3.9
     neighbour_levels = placed.level.diagonal(offset=1)
     place_x = np.append(0.0, np.cumsum(1.0 + LEVEL_GAP * neighbour_levels))
@@ -60,11 +60,11 @@ def _draw_placement(
         for group in np.unique(is_near.argmax(axis=1)).tolist():  # first place of each
             _frame(axes, place_x[is_near[group]], level)
     for (first, second), count in _message_counts(placed).items():
-        start, end = sorted((place_x[seats[first]], place_x[seats[second]]))
+        start, end = sorted((place_x[worker_places[first]], place_x[worker_places[second]]))
         rise = 0.25 + ARC_RISE * (end - start)
         top = max(top, 0.3 + rise)
         bend = [(start, 0.3), ((start + end) / 2, 0.3 + 2 * rise), (end, 0.3)]
-        level = int(placed.level[seats[first], seats[second]])
+        level = int(placed.level[worker_places[first], worker_places[second]])
         arc = PathPatch(
             Curve(bend, [Curve.MOVETO, Curve.CURVE3, Curve.CURVE3]),
             fill=False,
@@ -72,9 +72,9 @@ def _draw_placement(
             linewidth=0.6 + 0.3 * min(count, 6),
         )
         axes.add_patch(arc)
-    for worker, seat in enumerate(seats.tolist()):
-        axes.plot(place_x[seat], 0, "o", markersize=12, color=palette.WHITE, mec="black", mew=0.6)
-        axes.annotate(f"{worker}", (place_x[seat], 0), ha="center", va="center_baseline")
+    for worker, place in enumerate(worker_places.tolist()):
+        axes.plot(place_x[place], 0, "o", markersize=12, color=palette.WHITE, mec="black", mew=0.6)
+        axes.annotate(f"{worker}", (place_x[place], 0), ha="center", va="center_baseline")
     axes.set(xlim=(place_x[0] - 1.2, place_x[-1] + 1.2), yticks=[], xticks=[])
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)

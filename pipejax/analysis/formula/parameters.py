@@ -65,7 +65,7 @@ def named_parameters(
     `F` is the time of F on every stage, `F_0` that of stage 0, `F_first`, `F_mid` and `F_last`
     those of the first stage, of all between and of the last. `c_F` is the transmit time of a
     message forth, `c_B` back, `c` both ways; `latency_F`, ... its latency. A table's own phases
-    have their letters as names; the places of one whose scope is the worker are workers. With
+    have their letters as names; if the scope of a phase is the worker, numbers are workers. With
     `stage_shares` a phase is the time of one microbatch on a worker, of which a stage has a share.
 
     Raises:

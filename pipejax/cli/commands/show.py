@@ -182,7 +182,7 @@ def _scene(
 
 
 def _draw(scene: Scene, paper: "Paper", out: Output, caption_out: Output) -> None:
-    """Draw to a file, and write the caption beside it if `--caption` says so."""
+    """Draw to a file, and write the caption to its file, if options name these files."""
     from pipejax.plots.bars import Curves
     from pipejax.plots.timeline import Drawing, Panel, draw_panels
 

@@ -261,7 +261,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
             out.save_text(f"{best.layout}\n")
         else:
             out.save_json(data)
-        # units do not go with a layout
+        # a layout says where embedding and loss are: `Workload` takes no units beside it
         units: Any = {"embedding_units": 0, "loss_units": 0, "pipeline_layout": str(best.layout)}
         assert scenario.source.workload is not None
         split = scenario.with_workload(dataclasses.replace(scenario.source.workload, **units))

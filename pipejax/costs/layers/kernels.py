@@ -185,9 +185,9 @@ def update_time(
 ) -> Numbers:
     """Return the time [s] of the optimizer's update, on the accelerator and on the host.
 
-    `volume` and `on_host` are bytes of optimizer memory to read and write on either. `exchanged`
-    bytes go to the host as gradients before, and come back as weights after: Megatron's hybrid
-    optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
+    `volume` (accelerator) and `on_host` are bytes of optimizer memory to read and write. Of the
+    `exchanged` bytes, gradients go to the host before, and weights come back after: Megatron's
+    hybrid optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
     """
     # source: Ren et al., ZeRO-Offload (arXiv:2101.06840), section 4; Megatron Core,
     # optimizer/cpu_offloading/hybrid_optimizer.py.

@@ -33,7 +33,7 @@ class RankGroup(NamedTuple):
     extents: tuple[Number, ...]  # members along each range
     strides: tuple[Number, ...]  # distance of two neighbours along it [ranks]
 
-    def on(self, gpus_per_node: Number) -> Group:
+    def count_ranks(self, gpus_per_node: Number) -> Group:
         """Count the accelerators of the group, and those of the group on one node."""
         # 4 ranks at stride 2 (ranks 0 2 4 6) on nodes of 4: 4 // 2 = 2 of them share a node
         size: Number = 1.0

@@ -91,7 +91,8 @@ def _with_groups(
 ) -> list[_Exchange]:
     """Return collectives within layers, with the sizes of their groups on the system's nodes."""
     groups = {
-        name: group.on(system.gpus_per_node) for name, group in work.layout.layer_groups.items()
+        name: group.count_ranks(system.gpus_per_node)
+        for name, group in work.layout.layer_groups.items()
     }
     return [
         _Exchange(
@@ -113,7 +114,7 @@ def _replicas(work: StageWork, system: System) -> tuple[Group, Group]:
     """
     stages, layout = work.stages, work.layout
     near = layout.is_near(stages.nearest, stages.farthest, system.gpus_per_node)
-    ranks = [group.on(system.gpus_per_node) for group in layout.replica_groups]
+    ranks = [group.count_ranks(system.gpus_per_node) for group in layout.replica_groups]
     size, per_node = stacked_trees(ranks)
     by_stage = Group(
         size[:, None] * stages.copies[None, :],

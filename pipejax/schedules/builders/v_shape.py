@@ -159,7 +159,7 @@ def v_min(
 ) -> ScheduleTable:
     """V schedule with a third of 1F1B's memory and, at F = I = W, about 2/3 of its bubble.
 
-    A microbatch never waits on its way: a worker holds (P + 4) // 3 microbatches. Other times are
+    A microbatch never waits on its way: a worker holds (P + 4) // 3 microbatches. Other slots are
     planned as in `v_half`.
 
     Options:
@@ -228,7 +228,7 @@ def _blocks(work: Work) -> list[BuildingBlock]:
 
 
 def _with_times(work: Work, slots: Slots, transfer: float, weight_share: float) -> Work:
-    """Return the same work with slot durations as op times, and a time for messages."""
+    """Return a work of the same size with slot durations as op times, and a time for messages."""
     stages = len(work.sizes)
     times = {phase: [slots[phase.name]] * stages for phase in SPLIT}
     return Work.from_placement(

@@ -454,7 +454,7 @@ def _errors(residual: NumpyArray, measured: NumpyArray) -> PredictionErrors:
 def _outliers(
     rows: MeasuredRows, predicted: NumpyArray, residual: NumpyArray, is_far: NumpyArray
 ) -> tuple[Outlier, ...]:
-    """Return rows with large residuals as outliers, the largest residual first."""
+    """Return rows with large residuals, log(predicted / measured), as outliers, largest first."""
     order = np.argsort(-np.abs(residual), kind="stable")
     return tuple(
         Outlier(

@@ -159,7 +159,7 @@ def _step(
     # Damping follows the ratio of a step's gain to the gain predicted by the linear model (Nielsen,
     # 1999). A step that does not lower the objective is rejected and damped more.
     point, residual, jacobian, noise, damping, growth = state
-    z = residual / noise[:, None]
+    z = residual / noise[:, None]  # axes b, r, p below are fits, rows and parameters
     gradient = np.einsum("brp,br->bp", jacobian, loss.factor * weights * loss.slope(z))
     gradient = gradient / noise[:, None] + point
     curvature = _information(state, weights, loss, loss.bend) + np.eye(point.shape[1])
@@ -182,6 +182,7 @@ def _step(
     shrink = np.maximum(1 / 3, 1 - (2 * np.clip(gain_ratio, 0, 1) - 1) ** 3)
 
     def accept(new: NumpyArray, old: NumpyArray) -> NumpyArray:
+        """Return (fits, ...) the new values of fits that became better, else the old values."""
         return np.where(is_better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
     new_state = _FitState(

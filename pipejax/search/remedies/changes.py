@@ -330,8 +330,8 @@ def places(run: Candidate) -> Iterator[Candidate]:
         result = PlacementSearch(placed, current_places, scenario.links, seed=0).run(SEARCH_STEPS)
     except ValueError:  # links under which places are not searched
         return
-    seats = tuple(result.best.places.tolist())
-    moved = scenario.replace(costs=scenario.source.with_places(seats))
+    best_places = tuple(result.best.places.tolist())
+    moved = scenario.replace(costs=scenario.source.with_places(best_places))
     yield run.changed("places of workers", moved, "workers can be put on other nodes")
 
 

@@ -327,7 +327,7 @@ def join_ranks(
 
 
 def _rest_of_steps(trace: Trace, ranks: Sequence[Rows]) -> Iterator[str]:
-    """Yield how long marked steps are, if their ops span less."""
+    """Yield the median length of marked steps, if the median span of their ops is shorter."""
     ops = trace.only(trace.has_phase(OPS))  # sorted by step
     steps, first = np.unique(ops.step, return_index=True)
     seconds = np.maximum.reduceat(ops.end, first) - np.minimum.reduceat(ops.start, first)
