@@ -150,8 +150,8 @@ WRONG = [
         {"global_batch": "127"},
         "global_batch must be a multiple of data x microbatch_size, 4, got 127",
     ),
-    ({"tensor": "7"}, "row 2: tensor must divide heads, 96: legal are"),
-    ({"expert": "3"}, "row 2: expert must divide tensor x context x data, 16"),
+    ({"tensor": "7"}, "row 2: tensor must divide heads (96): legal are"),
+    ({"expert": "3"}, "row 2: expert must divide tensor x context x data (16)"),
     ({"expert": "2"}, "row 2: expert must be 1 for a model without experts, got 2"),
     ({"pipeline": "64"}, "pipeline x stages_per_worker must be at most the 96 layers, got 192"),
 ]

@@ -323,7 +323,13 @@ def test_options_are_fields_of_the_workload(answer, call):
     reserve = result["memory_parts"].get("reserve", [0.0])[0]
     np.testing.assert_allclose(needs - reserve, result["memory_bytes"])
     _, text, _ = call("evaluate", *GIVEN)
-    for words in ("MFU", "of the bf16 peak", "64 accelerators", "bubble", "are free): parameters"):
+    for words in (
+        "MFU",
+        "of the bf16 peak",
+        "64 accelerators",
+        "bubble",
+        "that tensors can use: parameters",
+    ):
         assert words in text
     (row,) = answer("compare", "--schedules", "1f1b", *GIVEN[2:])["rows"]
     assert (row["mfu"], row["breakdown"]) == (result["mfu"], result["breakdown"])

@@ -130,7 +130,7 @@ BAD = {
     "key 'launch' has no unit": ("host", {"launch": 5}),
     "unknown key 'lunch_us'": ("host", {"lunch_us": 5}),
     "_bandwidth_GB_per_s must be a number above 0": ("host", {"memory_bandwidth_GB_per_s": 0}),
-    "host_link: key bandwidth is missing": ("host_link", {"latency_us": 5}),
+    "host_link: bandwidth is missing": ("host_link", {"latency_us": 5}),
     "unknown key": ("price", {"accelerator_EUR_per_hour": 5}),
     "calibration: key rows is missing": ("calibration", {"source": "x"}),
     "source must be a text": ("calibration", {"source": 3, "rows": 1}),

@@ -62,7 +62,7 @@ def edited(base, path, section, changes, removed=()):
 BAD_SYSTEMS = {  # message: section, its changes, and keys that are removed
     "unknown key": ("network", {"bandwidth_furlong": 50}, ["bandwidth_GB_per_s"]),
     "bandwidth has bandwidth_GB_per_s and": ("network", {"bandwidth_TB_per_s": 1}),
-    "memory: key capacity is missing": ("memory", {}, ["capacity_GB"]),
+    "memory: capacity is missing: add capacity_MB or": ("memory", {}, ["capacity_GB"]),
     "capacity_GB must be a number above 0": ("memory", {"capacity_GB": -1}),
     "peak_TFLOP_per_s must be a number above 0": ("compute", {"peak_TFLOP_per_s": 0}),
     "efficiency must be a number above 0 and at most 1, got 0": ("network", {"efficiency": 0}),
@@ -72,7 +72,7 @@ BAD_SYSTEMS = {  # message: section, its changes, and keys that are removed
     "ascend": ("compute", {"efficiency": [{"from_GFLOP": 1, "share": 1}]}),
     "source must be a text": (None, {"source": None}),
     "gpus must be a whole number": ("node", {"gpus": 1.5}),
-    "node: key bandwidth is missing": (None, {}, ["node"]),
+    "node: bandwidth is missing: add bandwidth_GB_per_s or": (None, {}, ["node"]),
     "node must be an object": (None, {"node": 3}),
 }
 
@@ -435,7 +435,7 @@ def test_numbers_of_numpy_are_numbers(kind):
     [
         ({"hidden": 0}, "hidden must be a number of at least 1, got 0"),
         ({"heads": -32}, "heads must be a number of at least 1, got -32"),
-        ({"kv_heads": 3}, "kv_heads must divide heads, 64, got 3"),
+        ({"kv_heads": 3}, r"kv_heads must divide heads \(64\), got 3"),
         ({"sequence": 0}, "sequence must be a number of at least 1, got 0"),
         ({"vocabulary": -1}, "vocabulary must be a number of at least 0, got -1"),
         ({"layers": 47.5}, "layers must be whole, got 47.5"),

@@ -167,6 +167,8 @@ def read_field(name: str, field: FileField, data: Mapping[str, Any], where: str 
         state = f"has {' and '.join(keys)}" if keys else "is missing"
         expected = factors if field.dimension else field.kind.schema.get("enum")
         more = f": expected one of {', '.join(expected)}" if expected else ""
+        if field.dimension and not keys:
+            raise ValueError(f"{prefix}{name} is missing: add {' or '.join(factors)}")
         raise ValueError(f"{prefix}{'' if keys else 'key '}{name} {state}{more}")
     value = field.kind.read(data[keys[0]], f"{prefix}{keys[0]}")
     return to_si(value, factors[keys[0]]) if field.dimension else value

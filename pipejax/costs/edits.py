@@ -65,8 +65,8 @@ class ShardingCells(Edit):
                 lane=self.lane or NETWORK,
             )
         if not np.isin(table.phase, SHARDING).any():
-            text = f"{self.lane}: {table.name} has no UNSHARD or REDUCE_GRAD cells: --lookahead N "
-            raise wrong("sharding_lane", f"{text}puts them in")
+            text = f"{self.lane}: {table.name} has no UNSHARD and REDUCE_GRAD ops: --lookahead N "
+            raise wrong("sharding_lane", f"{text}adds these")
         return on_lane(table, self.lane or COMPUTING)
 
 

@@ -251,7 +251,7 @@ def _view(outcome: Outcome, rendezvous: float | None) -> Iterator[object]:
         share = percent(saving(other, result.value))
         saved = f": {share} less than {name} ({seconds(other)})"
     yield f"[bold]{seconds(value)}[/] per step{word} within the memory limit{saved}"
-    yield from search_end(result, "orders of these stages on these workers")
+    yield from search_end(result, "orders of these stages on these workers tried")
     unit = "" if stages.unit == "bytes" else f" {stages.unit}"
     worker = int(np.argmax(np.asarray(outcome.held.memory.peak) / outcome.room.limits))
     yield (

@@ -154,7 +154,7 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
             lines,
             result,
             tuned,
-            ("setting", "settings"),
+            ("setting", "settings tried"),
             last_lines=launch_lines((x for x in launches if not x.lacks), short=True),
             next=next_commands,
             details=details,
@@ -276,7 +276,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
             lines,
             data,
             result,
-            ("split", "splits"),
+            ("split", "splits tried"),
             last_lines=launch_lines((x for x in launches if not x.lacks), short=True),
             next=(command_line(split, "show", out="layers.html"),),
             details={

@@ -1,5 +1,6 @@
 """`pipejax tune messages|microbatches|places|lookahead|chunks`: searches that take no WHAT."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 BEST_KEY = "found"  # JSON key of the best order, beside other orders
 BY_PRODUCER = "the order in which they are computed"
+# 1SEND_B2 is SEND of B of microbatch 2 by stage 1
+CELL_WORDS = r"^(\d+)(\w+)_([A-Z]+)(\d+)$", r"\2 of \3 of microbatch \4 by stage \1"
 WAITS = (
     Column("transfer", "send"),
     Column("workers", lambda row: f"{row['sender']} to {row['receiver']}"),
@@ -89,7 +92,7 @@ def messages(
             next=() if out.path is None else (command_line("export", torch),),
             details={
                 "waiting transfers": _waiting(data, worst),
-                "search": search_end(result, "orders"),
+                "search": search_end(result, "orders tried"),
             },
         )
 
@@ -146,9 +149,10 @@ def _messages_view(
     before = order if data["waits_of"] == "own" else BY_PRODUCER
     if data["waits"]:
         longest, (sum_before, sum_after) = data["waits"][0], data["wait"].values()
+        ops = (re.sub(*CELL_WORDS, longest[key]) for key in ("cell", "front"))
         yield (
-            f"longest wait in {before}: {seconds(longest['wait'])}, of {longest['cell']} (stage, "
-            f"op, microbatch) behind {longest['front']} on worker {longest['worker']}"
+            f"longest wait in {before}: {seconds(longest['wait'])} on worker {longest['worker']}, "
+            f"where the {' waits behind the '.join(ops)}"
         )
         after = f", in the best order {seconds(sum_after)}" if sum_after != sum_before else ""
         yield f"sum of all waits: {seconds(sum_before)}{after}"
@@ -178,16 +182,21 @@ def _answer_permutation(
 ) -> Answer:
     """Answer with the best permutation of microbatches or workers, and write it to a file."""
     table, link, sizes = scenario.table(), scenario.links.model, table_sizes(scenario.table())
-    permutation = best["order" if "order" in best else "places"]
+    permutation, option, meaning = best.get("order"), "--microbatch-order", ""
+    if permutation is None:
+        permutation, option = best["places"], "--worker-places"
+        meaning = " (place of each worker, places numbered node by node)"
     in_file = {name: best[name] for name in ("order", "lengths", "places") if name in best}
     file_sizes = {name: size for name, size in sizes.items() if name != "stages"}
     out.save_json({**file_sizes, **in_file, "makespan": result.value})
-    saved_share = percent(saving(result.baselines["given"], result.value))
+    saved_share = saving(result.baselines["given"], result.value)
+    gain = f"best {nouns[0]}, {percent(saved_share)} less than with the given {nouns[0]}"
+    if saved_share == 0:
+        gain = f"given {nouns[0]}; the search found none that is better"
     first_lines = [
-        f"[bold]{seconds(result.value)}[/] per step with the best {nouns[0]}, {saved_share} less "
-        f"than with the given {nouns[0]} ({escape(table.name)}, {table.num_workers} workers, "
-        f"{table.num_microbatches} microbatches, --link {link})",
-        f"best {nouns[0]}: {','.join(map(str, permutation))}",
+        f"[bold]{seconds(result.value)}[/] per step with the {gain} ({escape(table.name)}, "
+        f"{table.num_workers} workers, {table.num_microbatches} microbatches, --link {link})",
+        f"best {nouns[0]}: {option} {','.join(map(str, permutation))}{meaning}",
     ]
     return search_answer(first_lines, sizes | {"link": link, "best": best}, result, nouns)
 
@@ -219,7 +228,9 @@ def microbatches(
         best = {"order": result.best.order.tolist()}
         if lengths is not None:
             best["lengths"] = [lengths[microbatch] for microbatch in best["order"]]
-        return _answer_permutation(scenario, result, best, ("order", "orders"), out)
+        return _answer_permutation(
+            scenario, result, best, ("order", "orders tried, with repeats"), out
+        )
 
     return run_search(search, iterations, time_limit, report)
 
@@ -259,7 +270,7 @@ def places(
             "boundaries": placed.boundaries_by_level(places).tolist(),
         }
         _draw_places(placed, result, figure)
-        nouns = "placement", "different placements"
+        nouns = "placement", "placements with different messages between nodes tried"
         answer = _answer_permutation(scenario, result, best, nouns, out)
         return answer._replace(details={"nodes": [_nodes(placed, places)]})
 
@@ -342,16 +353,16 @@ def lookahead(
             {name: pj.evaluate(t, costs, link=link) for name, t in tables.items()}
         )
         first_line = (
-            f"[bold]{seconds(result.value)}[/] per step with lookahead {_range(best.lookahead)} "
-            f"(weights are gathered so many uses ahead) and residency {_range(best.residency)} "
-            "(stages whose weights a worker holds at once), "
+            f"[bold]{seconds(result.value)}[/] per step with --lookahead "
+            f"{_range(best.lookahead)} (uses by which weights are gathered ahead) and --residency "
+            f"{_range(best.residency)} (stages whose weights a worker holds at once), "
             f"{escape(table.name)} on {table.num_workers} workers"
         )
         return search_answer(
             [first_line],
             data,
             result,
-            ("lookahead", "settings"),
+            ("lookahead", "settings tried"),
             next=(command_of_scenario(scenario.with_edit(cells), "show"),),
             details={"workers": [grid(workers)]},
         )
@@ -403,7 +414,7 @@ def chunks(
         first_lines = [f"{time} with {chunks} on {workers} workers"]
         columns = [("chunk", range(len(sizes))), ("tokens", sizes), ("last token", ends)]
         table = grid([*columns, ("time of a stage", map(seconds, durations))])
-        nouns, details = ("chunks", "divisions of the prompt"), {"chunks": [table]}
+        nouns, details = ("chunks", "divisions of the prompt tried"), {"chunks": [table]}
         return search_answer(first_lines, data, result, nouns, time="first token", details=details)
 
     with best_so_far(report) as keep, progress("cutting") as on_progress:

@@ -176,11 +176,13 @@ def savings(noun: str, time: str, times: Mapping[str, float | None], best: float
     all_times = {"best": best, **times}
     texts = ("-" if time is None else seconds(time) for time in all_times.values())
     shares = (percent(saving(time, best)) for time in all_times.values())
-    return grid([(noun, all_times), (time, texts), ("the best is shorter by", shares)])
+    names = (name.replace("scattered", "random") for name in all_times)
+    labels = (name.replace("folded", "first and last side by side") for name in names)
+    return grid([(noun, labels), (time, texts), ("the best is shorter by", shares)])
 
 
 def search_end(result: Any, candidates: str) -> Iterator[str]:
-    """Yield the lower bound of a search and why it stopped; `candidates` is a plural noun."""
+    """Yield the lower bound of a search and why it stopped; `candidates` says what it tried."""
     if not result.lower_bound:
         proof = "no lower bound is known, so a much shorter time may be possible"
     elif result.gap <= 1e-12 or result.stopped == "optimal":
@@ -189,7 +191,7 @@ def search_end(result: Any, candidates: str) -> Iterator[str]:
         bound = seconds(result.lower_bound)
         proof = f"lower bound {bound}, so at most {percent(result.gap)} more could be saved"
     ended = f"; stopped by {STOP_TEXTS[result.stopped]}" if result.stopped in STOP_TEXTS else ""
-    yield f"{proof} ({result.evaluated} {candidates} tried{ended})"
+    yield f"{proof} ({result.evaluated} {candidates}{ended})"
 
 
 def pick(record: Any, names: str) -> dict[str, Any]:

@@ -317,6 +317,6 @@ def _check_degrees(columns: dict[str, Any], model: Model, cells: dict[str, Any])
     for name, degree, total, what in divisions:
         if total % degree:
             legal = legal_divisors(total, degree)
-            raise ValueError(f"{name} must divide {what}, {total}: {legal}, got {degree}")
+            raise ValueError(f"{name} must divide {what} ({total}): {legal}, got {degree}")
     if e > 1 and model.moe is None:
         raise wrong("expert", f"must be 1 for a model without experts, got {e}")

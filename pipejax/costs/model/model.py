@@ -493,10 +493,10 @@ def check_shape(model: Model, where: str) -> None:
     """Check that a model's sizes fit together, such as heads that divide the hidden size."""
     heads, kv_heads, hidden = model.heads, model.kv_heads, model.hidden
     if heads % kv_heads:
-        raise ValueError(f"{where}: kv_heads must divide heads, {heads}, got {kv_heads}")
+        raise ValueError(f"{where}: kv_heads must divide heads ({heads}), got {kv_heads}")
     if model.head_width is None and model.whole_heads and hidden % heads:
         raise ValueError(
-            f"{where}: heads must divide hidden, {hidden}, got {heads}; "
+            f"{where}: heads must divide hidden ({hidden}), got {heads}; "
             '"whole_heads": false or a "head_width" allow it'
         )
     _check_at_most(where, "windowed_layers", model.windowed_layers, "layers", model.layers)
@@ -513,7 +513,7 @@ def check_shape(model: Model, where: str) -> None:
 
 def _check_at_most(where: str, name: str, value: Number, total: str, limit: Number) -> None:
     if value > limit:
-        raise ValueError(f"{where}: {name} must be at most {total}, {limit}, got {value}")
+        raise ValueError(f"{where}: {name} must be at most {total} ({limit}), got {value}")
 
 
 def unfused_kernels(model: Model) -> frozenset[str]:

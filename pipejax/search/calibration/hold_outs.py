@@ -88,7 +88,7 @@ def random_parts(count: int, num_folds: int, random: np.random.Generator) -> Fol
 
 
 def _few(rows: MeasuredRows, count: str, random: np.random.Generator) -> Folds:
-    num_fitted = _count(count, "few", 1, len(rows) - 1)
+    num_fitted = _count(count, f"few:N, rows of {len(rows)} to fit,", 1, len(rows) - 1)
     ranks = random.permuted(np.tile(np.arange(len(rows)), (DRAWS, 1)), axis=1)
     names = tuple(f"all but {num_fitted}, draw {k + 1}" for k in range(DRAWS))
     return Folds(names, ranks >= num_fitted)
@@ -104,7 +104,7 @@ _KINDS: Mapping[str, Callable[[MeasuredRows, str, np.random.Generator], Folds]] 
     "group": lambda rows, columns, _: fold_by_columns(rows, columns),
     "model": _model,
     "k-fold": lambda rows, count, random: random_parts(
-        len(rows), _count(count, "k-fold", 2, len(rows)), random
+        len(rows), _count(count, f"k-fold:K, parts of {len(rows)} rows,", 2, len(rows)), random
     ),
     "few": _few,
 }
