@@ -166,8 +166,8 @@ class Host(FloatFields):
 class Contention(FloatFields):
     """Slow-down factors of compute and of exchanges while both run; 1 means no slow-down."""
 
-    compute: Number = 1.0  # times of compute, over those without an exchange beside it
-    exchange: Number = 1.0  # times of an exchange, over those without compute beside it
+    compute: Number = 1.0  # time of compute beside an exchange, divided by its time alone
+    exchange: Number = 1.0  # time of an exchange beside compute, divided by its time alone
 
     def saved(self, exchange: Numbers, compute: Numbers) -> Any:
         """Return the time [s] that overlapping exchange and compute saves over running in turn."""
