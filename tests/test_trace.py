@@ -571,7 +571,7 @@ def test_the_first_remedy_of_a_slow_stage_moves_layers_if_they_are_small_enough(
     assert (result["finding"]["kind"], result["finding"]["name"]) == ("stage", str(stage))
     assert result["remedies"][0]["what"] == action
     second = call(*line)[1].splitlines()[1]
-    assert second.startswith("against it: ")
+    assert second.startswith("fix: ")
     assert action.removeprefix("layers over stages: ") in second
 
 
@@ -637,7 +637,7 @@ def test_what_a_stranger_reads(answer, call, folder):
     assert "B of stage 0" in text
     assert "message stage 0 to 1" in text
     assert (
-        "two commands: the first writes the folder trace, the second evaluates a remedy with it\n"
+        "to try a remedy: save the measured times in trace/, then evaluate the schedule below with them\n"
         in text
     )
     # ops that do not scatter are not shaken

@@ -116,7 +116,7 @@ def test_the_report_begins_with_the_late_launch(tmp_path, call):
         "late launch: 0F1 on worker 0 starts 3 s late in 5 of 5 steps; it costs 1 s of 16 s "
         "per step (6.25 %)"
     )
-    assert lines[1].startswith("against it: look at what the host does before the launch of 0F1 on")
+    assert lines[1].startswith("fix: look at what the host does before the launch of 0F1 on")
     assert "no advice" not in text
 
 

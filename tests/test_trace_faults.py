@@ -151,7 +151,7 @@ def test_of_all_reports_95_percent_begin_with_the_fault_its_cost_and_an_action(t
         is_right = (
             re.search(name.format(**place), first) is not None,
             seconds == pytest.approx(cost, rel=0.02),
-            re.search(f"^against it: .*({action.format(**place)})", second) is not None,
+            re.search(f"^fix: .*({action.format(**place)})", second) is not None,
         )
         if not all(is_right):
             failed.append((number, *is_right, first, second, cost))

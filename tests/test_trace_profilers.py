@@ -138,7 +138,7 @@ def first_finding(call, folder, *options):
     code, text, error = call("trace", str(folder), "--schedules", "1f1b", *options)
     assert code == 0, error
     first, second, *_ = text.splitlines()
-    assert "against it: inspect or replace the machine of worker" in second
+    assert "fix: inspect or replace the machine of worker" in second
     value, unit = re.search(r"costs ([\d.]+) (ms|s)\b", first).groups()
     return first, float(value) * {"s": 1.0, "ms": 1e-3}[unit], text
 

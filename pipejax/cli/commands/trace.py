@@ -105,8 +105,8 @@ def trace(
     before_command: list[object] = []
     if analysis.advice is not None and save.path is None:
         next_commands = (command_line("trace", written_but("save") | {"save": folder}),)
-        note = f"the first writes the folder {folder}, the second evaluates a remedy with it"
-        lines = f"two commands: {note}", f"next: {next_commands[0]}"
+        note = f"save the measured times in {folder}/, then evaluate the schedule below with them"
+        lines = f"to try a remedy: {note}", f"next: {next_commands[0]}"
         before_command = [plain(line) for line in lines]
     elif analysis.advice is not None:
         next_commands = _next_commands(saved, analysis)

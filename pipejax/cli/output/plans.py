@@ -92,31 +92,36 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
         f"{request.gpus} {request.system.name}: {layout_text(best.layout)}"
     )
     limit = LIMITS.get(best.bound_by.partition(".")[0], "other")
+    fits, launcher_text = _under_launchers(plan)
+    if launcher_text and not fits:
+        yield launcher_text
     yield plain(
         f"MFU {percent(best.mfu)} (causal attention counted in full); memory "
-        f"{gigabytes(best.memory_bytes)}; bottleneck: {limit} ({best.bound_by})"
+        f"{gigabytes(best.memory_bytes)} per accelerator; bottleneck: {limit} ({best.bound_by} of "
+        "the system)"
     )
     yield from _measured_memory(plan)
     best_evidence = evidence_json(best.evidence, best.step_time)
     yield from evidence_lines(best_evidence, best.regime, request.system.name)
     yield _memory_limit(plan)
     yield from _assumptions(plan)
+    if launcher_text and fits:
+        yield launcher_text
     if plan.runners_up:
         yield from _break_even(plan)
     for entry in plan.outside:
         evidence, kind, system = entry.evidence, f"({entry.regime})", request.system.name
-        why = f"not ranked, as we know no measured run of its kind {kind} on {system}"
+        why = f"no run of its kind {kind} was measured on {system}"
         if best.evidence is not None and best.evidence.differs:
-            why = f"not ranked, as measured runs differ more from it {kind} than from the first"
+            why = f"measured runs differ more from it {kind} than from the first"
         if evidence is not None and evidence.is_many and not evidence.differs:
-            why = (
-                f"not ranked, as predictions of its kind {kind} are {evidence.mean_error:.3g} % off"
-            )
+            why = f"predictions of its kind {kind} are {evidence.mean_error:.3g} % off"
         if best.memory_bytes <= request.sure_room < entry.memory_bytes:
             factor = request.memory_factors[-1]
             need = gigabytes(factor * entry.memory_bytes)
             why = f"faster if it fits ({need} at {factor:.3g} times the predicted memory)"
-        yield plain(f"{why}: {seconds(entry.step_time)} with {layout_text(entry.layout)}")
+        text = f"{seconds(entry.step_time)} with {layout_text(entry.layout)}"
+        yield plain(f"not ranked: {text}; {why}")
 
 
 def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
@@ -137,7 +142,7 @@ def layout_text(layout: Mapping[str, Any]) -> str:
     """Return a layout in words, without usual values."""
     sizes = [f"{word} {layout[name]}" for name, word in WORDS.items() if layout[name] > 1]
     if units := layout["embedding_units"]:
-        sizes.append(f"embedding and head count as layers ({units} each)")
+        sizes.append(f"embedding and head each counted in layers ({units:g})")
     recompute = "" if layout["recompute"] == "none" else f", recompute {layout['recompute']}"
     schedule = layout["schedule"] if layout["pipeline"] > 1 else "no pipeline"
     return f"{schedule}, {', '.join(sizes)}, ZeRO {layout['zero']}{recompute}"
@@ -181,13 +186,15 @@ def evidence_lines(record: Mapping[str, Any] | None, regime: str, system: str) -
     if record["range"] is not None:
         ends = " to ".join(map(seconds, record["range"]))
         basis = record["range_basis"].partition(",")[0]  # --json says what weighs less
-        expected = f"expect {ends}, where 90 % of new runs should end, by our errors on {basis}"
+        basis = basis.replace("models without experts", "dense models")
+        expected = f"likely range: {ends} (90 % of runs, from our errors on {basis})"
     yield plain(expected)
+    wider = "; the likely range covers more sources" if record["range"] is not None else ""
     bias = f"{abs(record['bias']):.3g} % too {'long' if record['bias'] >= 0 else 'short'}"
     yield plain(
         f"nearest measured runs: {record['configurations']} of {sources} ({record['regime']}) on "
-        f"{record['system']} with {record['stack']}; our times for these are "
-        f"{record['mean_error']:.3g} % off on average (bias: {bias}){differs}"
+        f"{record['system']} with {record['stack']}; our step times of these runs are "
+        f"{record['mean_error']:.3g} % off on average (bias: {bias}){differs}{wider}"
     )
 
 
@@ -219,19 +226,36 @@ def _assumptions(plan: "PlanResult") -> Iterator[object]:
             overlaps.append(f"eager kernels, not compiled (change: --stack {launcher.compiled})")
     gradient_bits = 8 * float(plan.best.workload.model.accumulated_bytes)
     yield plain(f"assumes: {'; '.join([*overlaps, f'gradients of {gradient_bits:g} bits'])}")
+
+
+def _under_launchers(plan: "PlanResult") -> tuple[bool, object]:
+    """Return whether a launcher's defaults fit the layout, and a line on all; "" without any."""
+    from pipejax.costs.model.launchers import LAUNCHERS  # needs NumPy, which help does without
+
     entries = plan.under_launchers
     bits = " or ".join(dict.fromkeys(f"{8 * entry.gradient_bytes:g}" for entry in entries))
+    names: dict[str, list[str]] = {}  # by the text on each
+    named = {name for entry in entries for name in entry.launchers}
+    for entry in entries:
+        text = f"{entry.stack and f'--stack {entry.stack} '}"
+        text += f"{seconds(entry.step_time)}, " if entry.fits else ""
+        text += f"{gigabytes(entry.memory_bytes)}{'' if entry.fits else ' (does not fit)'}"
+        names.setdefault(text, []).extend(entry.launchers)
+    if not plan.request.launcher:
+        names["as assumed above"] = [name for name in LAUNCHERS if name not in named]
     cases = "; ".join(
-        f"{' and '.join(entry.launchers)} {entry.stack and f'--stack {entry.stack} '}"
-        f"{f'{seconds(entry.step_time)}, ' if entry.fits else ''}{gigabytes(entry.memory_bytes)}"
-        f"{'' if entry.fits else ' (does not fit)'}"
-        for entry in entries
+        f"{', '.join(launchers)}: {text}" for text, launchers in names.items() if launchers
     )
-    if cases:
-        lead, end = "launchers' defaults", "; plan for one of them: --launcher NAME"
-        if plan.request.launcher:
-            lead, end = "the stack of measured runs", ""
-        yield plain(f"this layout with {lead} (gradients of {bits} bits): {cases}{end}")
+    if not entries:
+        return True, ""
+    lead, end = "with launchers' defaults", "; plan for one of them: --launcher NAME"
+    if plan.request.launcher:
+        lead, end = "with the stack of measured runs", ""
+    fits = len(named) < len(LAUNCHERS) or any(entry.fits for entry in entries)
+    if not fits:
+        lead, cases = "fits in no launcher with its defaults", cases.replace(" (does not fit)", "")
+    text = f"this layout {lead} (gradients of {bits} bits): {cases}{end}"
+    return fits, plain(text if fits else f"warning: {text}")
 
 
 def _break_even(plan: "PlanResult") -> Iterator[object]:
@@ -250,12 +274,11 @@ def _break_even(plan: "PlanResult") -> Iterator[object]:
         verb, dimension = "rises" if case.factor > 1 else "falls", number_dimension(case.number)
         now, then = (quantity(x, dimension) for x in (case.value / case.factor, case.value))
         cases.append(f"{case.number} {verb} from {now} to {then}")
-    when = "it stays slower if any one number of the machine is up to 8 times off"
+    when = "stays slower if any one number of the machine is up to 8 times off"
     if cases:
-        when = f"it wins if {', or if '.join(cases)}"
-    yield plain(
-        f"next best: {layout_text(plan.runners_up[0].layout)}; {percent(lag)} slower; {when}"
-    )
+        when = f"is the fastest if {', or if '.join(cases)}"
+    yield plain(f"next best: {layout_text(plan.runners_up[0].layout)}; {percent(lag)} slower")
+    yield plain(f"the next best {when}")
 
 
 def _table(layouts: "Sequence[PlannedLayout]") -> object:

@@ -196,6 +196,8 @@ def remedies_view(
         yield plain(lead + _remedy_text(row, explanation, step) + _means(row, explanation.launcher))
     place = rows.index(best_rows[0]) if best_rows else 0
     yield from before_command
+    if " --scale " in rows[place]["command"] and "embedding or head" in rows[place]["assumes"]:
+        yield plain("--scale puts extra time of an end stage into embedding or head:")
     yield plain(f"next: {rows[place]['command']}")
     yield from launch_lines(_able_launches(explanation.remedies[place]), short=True)
 
@@ -256,7 +258,7 @@ def _needs(row: Mapping[str, Any]) -> str:
 
 def _means(row: Mapping[str, Any], launcher: str | None) -> str:
     """Write who can apply a remedy, and its assumption: of hardware, the assumption is the need."""
-    assumes = row["assumes"].replace("; ", ", ")
+    assumes = row["assumes"].replace("; ", " and ")
     if row["shelf"] == "hardware":
         return f"; needs {assumes or _needs(row)}"
     means = f"; set by {_needs(row)}"
@@ -286,7 +288,7 @@ def effects_view(explanation: "Explanation") -> Iterator[object]:
 
 
 # of an even split, which no launcher runs
-LAYERS_HINT = "; launchers move whole layers: give the layers per stage with --stage-layers N"
+LAYERS_HINT = "; launchers move whole layers, as remedies do with --stage-layers N"
 
 
 def _remedy_text(

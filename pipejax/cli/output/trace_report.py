@@ -115,10 +115,10 @@ def trace_view(
         hint = "" if rows[0]["launchers"] else LAYERS_HINT
         goal = f"if {layers}" if layers.startswith("all ") else f"with {layers} layers"
         saves = seconds(rows[0]["saves"])
-        yield plain(f"against it: {_action(finding)}, which saves {saves} {goal}{hint}")
+        yield plain(f"fix: {_action(finding)}, which saves {saves} of this cost {goal}{hint}")
         yield from effects_view(advice)
     elif len(rows) > len(advised):
-        yield plain(f"against it: {rows[0]['what']} (saves {seconds(rows[0]['saves'])})")
+        yield plain(f"fix: {rows[0]['what']} (saves {seconds(rows[0]['saves'])})")
         if finding is not None and finding.kind == "step" and "; " not in finding.why:
             yield plain(f"the op that was late in step {finding.name}: {rows[0]['command']}")
     lead = "or instead: " if len(named) < len(rows) else ""
@@ -159,8 +159,9 @@ def _mean_step(advice: "pj.results.Explanation", step: float) -> object:
         if abs(part.seconds) > MIN_SHARE * mean
     )
     is_shorter = step > (1 + MIN_SAVING) * mean
-    why = f", not {seconds(step)}, as means hide differences" if is_shorter else ""
-    return plain(f"the step at mean times takes {seconds(mean)}{why}: {', '.join(texts)}")
+    why = f" (measured: {seconds(step)}, as means hide variation)" if is_shorter else ""
+    lead = f"with each op at its mean time over all steps, a step takes {seconds(mean)}{why}"
+    return plain(f"{lead}, of which {', '.join(texts)}")
 
 
 def _ruled_out(advice: "pj.results.Explanation", step: float) -> Iterator[object]:
