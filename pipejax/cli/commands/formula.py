@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from pipejax.plots.style import Paper
 
 
-LETTERS = (
-    *("F forward", "B backward", "I input gradient", "W weight gradient"),
-    *("c message", "c_F message after F", "c_B message after B"),
-)
+NAMES = "F forward,B backward,I input gradient,W weight gradient,c message,c_F message after F"
+LETTERS = f"{NAMES},c_B message after B".split(",")
 MAX_SUMS = 12  # sums, and regions, that are printed
 
 

@@ -93,7 +93,7 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     )
     limit = LIMITS.get(best.bound_by.partition(".")[0], "other")
     fits, launcher_text = _under_launchers(plan)
-    if launcher_text and not fits:
+    if not fits:
         yield launcher_text
     yield plain(
         f"MFU {percent(best.mfu)} (causal attention counted in full); memory "
