@@ -626,6 +626,25 @@ def test_a_plan_says_that_kernels_are_eager_and_how_to_compile(call, launcher, o
     assert ("eager kernels, not compiled (change: --stack torchtitan-2024)" in line) == says_eager
 
 
+@pytest.mark.parametrize(
+    ("workers", "overlap", "text"),
+    [
+        (1, 0, "do not overlap with compute"),
+        (1, 1, "overlap with compute"),
+        # stage 1 ends before stage 0, whose last backward then hides its exchange
+        (2, 0, "do not overlap with {}, but run {}"),
+        (2, 0.5, "overlap by 50 % with {}, and run {}"),
+        (2, 1, "overlap with {}, and run {}"),
+    ],
+)
+def test_a_plan_says_that_other_stages_hide_exchanges(call, workers, overlap, text):
+    run = ("-m", "llama3-8b", "-y", "h100", "--gpus", 8, "--minibatch", 8, "--tensor", 1)
+    result = call("plan", *run, "--pipeline", workers, "--zero", 1, "--overlap", overlap)[1]
+    (line,) = (line for line in result.splitlines() if line.startswith("assumes: "))
+    text = text.format("the stage's own compute", "during backwards of other stages")
+    assert f"exchanges of gradients and weights {text} (change: --overlap)" in line
+
+
 # by launcher and precision, as its documentation names them; None if it has none
 PRECISIONS = {
     ("Megatron-LM", "fp8"): "--bf16 --fp8-format hybrid --fp8-recipe tensorwise",

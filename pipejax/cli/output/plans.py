@@ -219,7 +219,11 @@ def _assumptions(plan: "PlanResult") -> Iterator[object]:
         share = plan.request.shared.get(name, 0.0)
         verb = {0.0: "do not overlap", 1.0: "overlap"}.get(share, f"overlap by {100 * share:g} %")
         if plan.best.layout[axis] > 1:
-            overlaps.append(f"{traffic} {verb} with compute (change: {flag})")
+            scope = "compute"
+            if axis == "data" and plan.best.layout["pipeline"] > 1:
+                scope = "the stage's own compute"
+                scope += f", {'and' if share else 'but'} run during backwards of other stages"
+            overlaps.append(f"{traffic} {verb} with {scope} (change: {flag})")
     stack = plan.request.stack
     for launcher in LAUNCHERS.values():
         if stack and launcher.stack == stack:
