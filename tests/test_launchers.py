@@ -346,6 +346,34 @@ def test_maxtext_has_two_schedules_and_full_recomputation():
     assert [text.split()[0] for text in lacking.lacks] == ["schedule", "6", "ZeRO", "recomputation"]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "microbatches", "options", "lacking"),
+    [  # the launchers that lack it, by hand: sizes at which one schedule is another
+        ("circular", 8, {"stages_per_worker": 1}, "Megatron-LM Megatron-Bridge DeepSpeed"),
+        ("circular", 8, {"stages_per_worker": 2}, "Megatron-LM Megatron-Bridge DeepSpeed"),
+        ("gpipe", 8, {}, "Megatron-LM Megatron-Bridge DeepSpeed"),
+        ("1f1b", 8, {}, "MaxText"),
+        ("seq-1f1b", 8, {"slices": 1}, "MaxText"),  # slices of whole microbatches
+        ("terapipe", 8, {"slices": 1}, "Megatron-LM Megatron-Bridge DeepSpeed"),
+        # of one microbatch, all forwards and then all backwards
+        ("1f1b", 1, {}, ""),
+        ("gpipe", 1, {}, ""),
+        ("eager-1f1b", 1, {}, ""),
+        ("eager-1f1b", 8, {}, "Megatron-LM Megatron-Bridge DeepSpeed MaxText"),
+    ],
+)
+def test_a_launcher_has_a_schedule_by_any_of_its_names(schedule, microbatches, options, lacking):
+    size = {"num_workers": 2, "num_microbatches": microbatches}
+    table = pj.schedules.build(schedule, **size, **options)
+    launches = pj.costing.launches(pj.Workload(LLAMA, 8, recompute="full"), table)
+    lacks = [x.launcher for x in launches if any(t.startswith("schedule ") for t in x.lacks)]
+    assert lacks == lacking.split()
+    named = launches[2].options["parallelism.pipeline_parallel_schedule"]
+    names = {"1f1b": "1F1B", "seq-1f1b": "1F1B", "gpipe": "GPipe", "terapipe": "GPipe"}
+    if schedule in names:
+        assert named == names[schedule]
+
+
 EIGHT = {"tensor_parallel": 8}
 JOB = ("-y", "h100", "-s", "1f1b", "-P", 4, "-M", 8, "--minibatch", 8)
 

@@ -41,10 +41,12 @@ def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
     return _find(table, ())
 
 
-def _find(table: ScheduleTable, ignored: Collection[Phase]) -> tuple[str, Mapping[str, int]] | None:
+def _find(
+    table: ScheduleTable, ignored: Collection[Phase], names: Collection[str] | None = None
+) -> tuple[str, Mapping[str, int]] | None:
     """Find the name and options of the registered schedule with the rows of a table, or None.
 
-    Ops of ignored phases do not count.
+    Ops of ignored phases do not count. With `names`, only these schedules are tried.
     """
     slices, per_worker = table.grammar.slices, table.num_stages // table.num_workers
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches // slices}
@@ -53,7 +55,7 @@ def _find(table: ScheduleTable, ignored: Collection[Phase]) -> tuple[str, Mappin
     rows = _rows_without_idle(table, ignored)
     rows_hash = hash(rows)
     # try the table's own name first: most are true
-    for name in sorted(REGISTRY, key=lambda name: name != table.name):
+    for name in sorted(names or REGISTRY, key=lambda name: name != table.name):
         builder = REGISTRY[name]
         options = {key: value for key, value in values.items() if key in builder.options}
         if builder.planned or (not options and builder.stages_per_worker != per_worker):
@@ -94,6 +96,13 @@ def schedule_name(table: ScheduleTable) -> str:
         return match[0]
     # a file can bear any name, and messages in an order of their own change a schedule
     return table.name if builder is None or builder.planned else OWN_ORDER
+
+
+@cached_method
+def matching_name(table: ScheduleTable, names: tuple[str, ...]) -> str:
+    """Return the first of these schedules with a table's rows; "" if none has, without options."""
+    match = _find(table, (Phase.R,), names)
+    return match[0] if match else ""
 
 
 @cached_method

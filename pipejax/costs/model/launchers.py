@@ -25,7 +25,12 @@ from pipejax.costs.model.workload import Workload, assign_layers
 from pipejax.costs.model.workload_fields import DISPATCHERS, RANK_ORDERS
 from pipejax.costs.system.system import System, read_named
 from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.registry import OWN_ORDER, interleaved_groups, schedule_name
+from pipejax.schedules.registry import (
+    OWN_ORDER,
+    interleaved_groups,
+    matching_name,
+    schedule_name,
+)
 from pipejax.schedules.table.table import ScheduleTable
 
 PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
@@ -225,6 +230,11 @@ class _Pipeline:
         is_supported = table.grammar.is_usual or self.overlaps_experts
         self.unusual = [] if is_supported else [table.grammar.first_difference]
 
+    def order(self, *names: str) -> str:
+        """Return the first of these schedules with the table's order; "" if none has it."""
+        # at some sizes two schedules are the same, as all of one microbatch
+        return self.schedule if self.schedule in names else matching_name(self.table, names)
+
 
 class _Job(_Pipeline):
     """A workload on a schedule, in the numbers and names that launchers' options use."""
@@ -322,7 +332,7 @@ def _stages_of_megatron(pipeline: _Pipeline, layout: PipelineLayout | None) -> O
 def _unsupported_orders_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
     yield from pipeline.unusual
     name = "interleaved-1f1b" if pipeline.stages_per_worker > 1 else "1f1b"
-    if pipeline.schedule not in (name, COMBINED):
+    if pipeline.schedule != COMBINED and not pipeline.order(name):
         yield f"schedule {pipeline.schedule} (1f1b and interleaved-1f1b are there)"
     elif pipeline.workers > 1 and pipeline.stages_per_worker > 1 and not pipeline.group_size:
         workers, microbatches = pipeline.workers, pipeline.table.num_microbatches
@@ -416,10 +426,11 @@ def _order_of_torchtitan(pipeline: _Pipeline) -> Options:
     """Return torchtitan's options for the schedule: a name in PyTorch, or a file of the table."""
     microbatches = pipeline.table.num_microbatches
     rounds = max(1, microbatches // pipeline.workers)  # of equal groups in PyTorch
-    has_rounds = pipeline.schedule in ("interleaved-1f1b", "interleaved-zb")
+    name = pipeline.order(*PYTORCH)
+    has_rounds = name in ("interleaved-1f1b", "interleaved-zb")
     is_even = microbatches % rounds == 0 and pipeline.group_size in (0, microbatches // rounds)
-    if pipeline.schedule in PYTORCH and (is_even or not has_rounds):
-        return {"pipeline_parallel_schedule": PYTORCH[pipeline.schedule]}
+    if name and (is_even or not has_rounds):
+        return {"pipeline_parallel_schedule": PYTORCH[name]}
     options: Options = {"pipeline_parallel_schedule_csv": f"{pipeline.schedule}.csv"}
     if name := _named_placement(pipeline):  # beside a file, a name places the stages on ranks
         options = {"pipeline_parallel_schedule": name, **options}
@@ -518,7 +529,7 @@ def _pipeline_module(job: _Job) -> str:
 
 def _unsupported_by_deepspeed(job: _Job) -> Iterator[str]:
     workload, has_pipeline = job.workload, job.workers > 1
-    if has_pipeline and (job.schedule, job.stages_per_worker) != ("1f1b", 1):
+    if has_pipeline and not job.order("1f1b"):
         yield f"schedule {job.schedule} (1f1b is there)"
     if has_pipeline and not job.has_equal_layers:
         yield "stages with unequal layers"
@@ -588,7 +599,7 @@ def _maxtext(job: _Job) -> Options:
 def _unsupported_by_maxtext(job: _Job) -> Iterator[str]:
     workload, has_pipeline = job.workload, job.workers > 1
     yield from job.unusual
-    if has_pipeline and job.schedule != ("circular" if job.stages_per_worker > 1 else "gpipe"):
+    if has_pipeline and not job.order("circular", "gpipe"):
         yield f"schedule {job.schedule} (gpipe and circular are there)"
     if has_pipeline and len({*job.layers.tolist()}) > 1:
         yield "stages with unequal layers"
