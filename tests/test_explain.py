@@ -15,6 +15,7 @@ from daily import daily
 from markupsafe import escape
 
 import pipejax as pj
+from pipejax.analysis.step.faults import find_faults
 from pipejax.analysis.step.step_report import WAITS, step_parts, with_equal_stages
 from pipejax.cli.output.numbers import seconds
 from pipejax.costs.model.workload import with_stage_layers
@@ -352,6 +353,35 @@ def test_microbatches_that_differ_are_named():
     (order,) = (remedy for remedy in result.remedies if remedy.kind == "order")
     again = order.scenario.replace().evaluate()
     assert again.makespan == order.step_time < result.step_time
+
+
+@pytest.mark.parametrize(("transmit", "step", "saved"), [(0.0, 10.0, 1.0), (1.0, 12.0, 1.0)])
+def test_microbatches_cost_what_their_means_save(transmit, step, saved):
+    # by hand: 0F0 0-1, 0F1 1-4, 1F0 1-2, 1F1 4-7, 1B0 7-8, 1B1 8-9, 0B0 8-9, 0B1 9-10;
+    # with F of 2 and 2: 0F 0-2-4, 1F 2-4-6, 1B 6-7-8, 0B 7-8-9; two messages make either 2 longer
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+    costs = pj.Costs(forward=[[1.0, 3.0]] * 2, backward=[[1.0, 1.0]] * 2, transmit=transmit)
+    result = pj.explain(table, costs, schedules=["gpipe"])
+    assert result.step_time == step
+    assert [f.seconds for f in result.faults if f.kind == "uneven microbatches"] == [saved]
+
+
+@pytest.mark.parametrize("link", ["delay", "rendezvous", "blocking"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_the_cost_of_microbatches_is_that_of_means_in_the_whole_run(schedule, link):
+    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=12)
+    lengths = np.r_[np.ones(3), 2.4, np.ones(5), 2.6, np.ones(2)] * np.c_[[1.0, 1.1, 0.9, 1.2]]
+    even = np.full(4, (10 + 2.4 + 2.6) / 12) * [1.0, 1.1, 0.9, 1.2]
+    names = ("forward", "input_grad", "weight_grad")
+    costs = pj.Costs(**dict.fromkeys(names, lengths), transmit=0.4, update=1.0)
+    run = pj.evaluate(table, costs, link=link)
+    equal = pj.evaluate(
+        table, pj.Costs(**dict.fromkeys(names, even), transmit=0.4, update=1.0), link=link
+    )
+    (fault,) = (f for f in find_faults(run) if f.kind == "uneven microbatches")
+    assert fault.seconds == pytest.approx(run.makespan - equal.makespan, rel=1e-9)
+    (part,) = (part for part in step_parts(run) if part.name == "uneven microbatches")
+    assert fault.seconds != pytest.approx(part.seconds, rel=0.01)  # what they add before messages
 
 
 def test_layers_are_moved_whole():

@@ -184,6 +184,14 @@ def with_equal_stages(costs: Costs, table: ScheduleTable, *, microbatches: bool 
     return with_leaves(costs, leaves)
 
 
+def with_equal_microbatches(costs: Costs, table: ScheduleTable) -> Costs:
+    """Set op times of each stage to their mean over microbatches."""
+    names = (*ScaledFields.from_table(table).words["compute"], "pair_factor")
+    values = {name: np.asarray(getattr(costs, name), float) for name in names}
+    means = {name: value.mean(axis=1) for name, value in values.items() if value.ndim > 1}
+    return with_leaves(costs, means)
+
+
 def _run(table: ScheduleTable, costs: Costs, links: Links) -> tuple[Program, HostRun]:
     program, vector = lower_and_price(table, costs, links)
     return program, run_on_host(program, vector)
