@@ -35,7 +35,7 @@ EQUAL_LOAD = 0.999  # of the busiest worker's time: workers from here on are nam
 SINGLE_CAUSE_SHARE = 0.5  # of the cost of imbalance, from which a single place is the cause
 UNEVEN_DIFFERENCE = 0.1  # difference of a stage from the median that makes a split uneven
 SHARED_BLAME = 0.5  # share of the largest difference from which other stages share the blame
-EQUAL_BLAME = 0.9  # such a share if an even split would not help: orders with gaps may get worse
+EQUAL_BLAME = 0.9  # such a share, up to its inverse, if the place alone saves more than evenness
 # share of a worker's slowdown that each of its stages must show: half where two pipes share them
 STAGE_SHARE_OF_SLOWDOWN = 0.4
 ENOUGH = 2  # microbatches per worker from which start and end are no fault
@@ -204,9 +204,9 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
     computes = f"computes {ratio:.3g} times as long as the mean worker"
     ratios = times.stages / np.median(times.stages[times.stages > 0])
     if single is not None and single.seconds >= SINGLE_CAUSE_SHARE * saved_by_even:
-        is_even_worth = saved_by_even >= SINGLE_CAUSE_SHARE * single.seconds
-        share = SHARED_BLAME if is_even_worth else EQUAL_BLAME
-        if not _is_shared(single, ratios, table, share):
+        is_even_better = saved_by_even > single.seconds
+        shares = (SHARED_BLAME, np.inf) if is_even_better else (EQUAL_BLAME, 1 / EQUAL_BLAME)
+        if not _is_shared(single, ratios, table, *shares):
             why = f"{single.why}; it {computes}" if single.worker == busiest else single.why
             yield single._replace(why=why)
             return
@@ -228,9 +228,13 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
 
 
 def _is_shared(
-    fault: Fault, ratios: Float[NumpyArray, " stages"], table: ScheduleTable, share: float
+    fault: Fault,
+    ratios: Float[NumpyArray, " stages"],
+    table: ScheduleTable,
+    min_share: float,
+    max_share: float,
 ) -> bool:
-    """Return whether stages on other workers differ from the median at least a share as much."""
+    """Return whether stages on other workers differ from the median by such shares as much."""
     # `ratios` are times of stages over the median. The first and last stage are a little longer in
     # most models: differences below `UNEVEN_DIFFERENCE` share no blame.
     differences = np.abs(ratios - 1)
@@ -238,7 +242,8 @@ def _is_shared(
     if fault.stage is not None:
         is_blamed = np.arange(len(ratios)) == fault.stage
     largest = float(differences[is_blamed].max())
-    is_uneven = differences > max(UNEVEN_DIFFERENCE, share * largest)
+    is_uneven = differences > max(UNEVEN_DIFFERENCE, min_share * largest)
+    is_uneven &= differences <= max_share * largest
     is_on_others = (table.placement != fault.worker).all(axis=0)
     return bool((is_uneven & is_on_others).any())
 
