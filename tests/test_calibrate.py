@@ -103,11 +103,10 @@ def test_rows_left_out_are_predicted(result_case):
     assert result_case.coverage[80] <= result_case.coverage[90] <= 100
 
 
-def test_the_command_writes_a_system_that_predicts_the_same(result_case, data, tmp_path, capsys):
+def test_the_command_writes_a_system_that_predicts_the_same(result_case, data, tmp_path, answer):
     out = tmp_path / "fitted.json"
     options = ["--system", "a100", "--fit", ",".join(FIT), "--hold-out", "group:t"]
-    assert run(["calibrate", str(data), *options, "--out", str(out), "--json"]) == 0
-    message = json.loads(capsys.readouterr().out)
+    message = answer("calibrate", str(data), *options, "--out", str(out))
     assert {"parameters", "fit", "held_out", "outliers"} <= set(message)
     assert set(message["parameters"]["host.step"]) == {
         "value",
@@ -132,7 +131,7 @@ def six(data, a100):
 
 
 def test_where_the_machine_is_right_nothing_is_fitted_nor_written(
-    six, data, a100, tmp_path, capsys
+    six, data, a100, tmp_path, answer
 ):
     result = pj.calibrate(six, a100)
     assert not result.parameters
@@ -142,8 +141,7 @@ def test_where_the_machine_is_right_nothing_is_fitted_nor_written(
     head, *lines = data.read_text().splitlines()
     line = lines[six.row[1] - 1].rpartition(",")[0]
     path.write_text(f"{head}\n{line},{six.seconds[1]}\n")  # one row tells nothing
-    assert run(["calibrate", str(path), "--system", "a100", "--out", str(out), "--json"]) == 0
-    message = json.loads(capsys.readouterr().out)
+    message = answer("calibrate", str(path), "--system", "a100", "--out", str(out))
     assert (message["parameters"], message["bands"], message["written"]) == ({}, {}, None)
     assert not out.exists()
 
@@ -425,11 +423,10 @@ def test_times_in_other_units_are_refused(kinds, factor, machine, tmp_path):
         pj.links.calibrate_links(columns, pj.load_system("a100"))
 
 
-def test_the_command_writes_links_that_have_the_same_times(tmp_path, capsys):
+def test_the_command_writes_links_that_have_the_same_times(tmp_path, answer):
     out = tmp_path / "links.json"
     arguments = ["--collectives", str(NCCL), "--system", "a100", "--out", str(out)]
-    assert run(["calibrate", *arguments, "--json"]) == 0
-    message = json.loads(capsys.readouterr().out)
+    message = answer("calibrate", *arguments)
     assert message["collectives"]["mape"] < 2
     assert "collectives.copies" in message["parameters"]
     fitted, a100 = pj.load_system(out), pj.load_system("a100")
@@ -446,14 +443,13 @@ def test_the_command_writes_links_that_have_the_same_times(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_command_fits_runs_beside_what_links_decide(tmp_path, capsys):
+def test_the_command_fits_runs_beside_what_links_decide(tmp_path, answer, capsys):
     runs = tmp_path / "runs.csv"
     rows = [f"gpt-22b,{t},4,1,{b},{8 * b},{s}" for t, b, s in [(8, 4, 2.1), (8, 8, 4), (4, 4, 3.6)]]
     header = "model,tensor,pipeline,data,microbatch_size,global_batch,seconds"
     runs.write_text("\n".join([header, *rows]))
     arguments = [str(runs), "--collectives", str(NCCL), "--system", "a100"]
-    assert run(["calibrate", *arguments, "--out", str(tmp_path / "x.json"), "--json"]) == 0
-    message = json.loads(capsys.readouterr().out)
+    message = answer("calibrate", *arguments, "--out", str(tmp_path / "x.json"))
     assert message["fit"]["rows"] == 3
     assert message["collectives"]["mape"] < 2
     assert {"collectives.latency", "compute.efficiency"} <= set(message["parameters"])

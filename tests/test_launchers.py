@@ -68,7 +68,7 @@ def test_degrees_batches_and_stages():
     assert program == (
         "PipelineModule(layers, topology=PipeModelDataParallelTopology(num_pp=4, num_mp=1, "
         "num_dp=2), partition_method='type:LAYER') "
-        "with the name of your model's class of layers for LAYER"
+        "(replace LAYER by the class of your layers)"
     )
     assert megatron.lacks == deepspeed.lacks == ()
     why = "replicas that split nothing beside other parallelism (ZeRO 1 is there in a pipeline)"

@@ -218,15 +218,22 @@ def test_a_command_says_which_letters_it_read(call, tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        "0F0,0B0\n1F0,1B0\n,",
-        "0F0,0B0\n1F0,1B0\n,,,\n,,,\n",
+        "0F0,0B0\n1F0,1B0\n,\n2F0,2B0",
         "Rank 0: 0F0 0B0\nRank 1: 1F0 1B0\nRank 2: . .",
         "step rank0 rank1 rank2\n0 0F0 . .\n1 . 1F0 .\n2 . 1B0 .\n3 0B0 . .",
     ],
 )
 @pytest.mark.filterwarnings("ignore::pipejax.schedules.table.table_files.ReadingNotice")
-def test_a_last_worker_without_ops_is_not_dropped(text, tmp_path):
+def test_a_worker_without_ops_is_not_dropped(text, tmp_path):
     path = tmp_path / "table.csv"
     path.write_text(text)
     with pytest.raises(pj.ScheduleError, match="worker 2 has no op"):
         pj.read_table(path)
+
+
+@pytest.mark.parametrize(("rows", "count"), [(",", 1), (",,,\n,,,\n", 2), (" , \n,\n,\n\n", 3)])
+def test_empty_rows_at_the_end_are_said_to_be_no_workers(rows, count, tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(f"0F0,0B0\n1F0,1B0\n{rows}")
+    with pytest.warns(match=f"its last {count} rows are empty and count as no workers"):
+        assert pj.read_table(path).num_workers == 2

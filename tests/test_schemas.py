@@ -135,7 +135,8 @@ def test_units_are_those_of_the_documentation():
     )
 
 
-def test_the_command_prints_it(call):
+def test_the_command_prints_it(answer, call):
+    assert [entry["command"] for entry in answer("schema")] == [*COMMANDS]
     code, out, err = call("schema", "sweep", "show")
     assert (code, err) == (0, "")
     assert json.loads(out) == read_schema("sweep show")

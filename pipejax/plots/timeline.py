@@ -130,7 +130,7 @@ def plot(
       >>> costs = pj.Costs(forward=1.0, backward=2.0)
       >>> figure = pj.plot([pj.evaluate(table, costs) for table in tables], size="column")
       >>> [axes.get_title(loc="left") for axes in figure.axes]
-      ['gpipe: 15 s, idle 20.0 %, link model delay', '1f1b: 15 s, idle 20.0 %, link model delay']
+      ['gpipe: 15 s, idle 20.0 %', '1f1b: 15 s, idle 20.0 %']
     """
     runs_by_name = _name_runs(runs)
     are_tables = {isinstance(run, ScheduleTable) for run in runs_by_name.values()}

@@ -316,9 +316,13 @@ def _split_cells(text: str) -> tuple[list[list[str]], str]:
     if pasted_rows.is_pasted(text):
         return pasted_rows.split_rows(text)
     try:
-        return list(csv.reader(io.StringIO(text.rstrip()), strict=True)), ""
+        rows = list(csv.reader(io.StringIO(text.rstrip()), strict=True))
     except csv.Error as error:
         raise ScheduleError(f"this is not a table: {error}") from None
+    last = max((index for index, row in enumerate(rows) if any(map(str.strip, row))), default=-1)
+    num_empty = len(rows) - 1 - last
+    note = f"its last {num_empty} rows are empty and count as no workers" if num_empty else ""
+    return rows[: last + 1], note
 
 
 def _is_legal(rows: Sequence[Sequence[str]]) -> bool:
