@@ -343,6 +343,37 @@ def test_a_slow_stage_is_named_beside_longer_ends():
     assert "stage 5 (worker 1) as fast as the others" in [remedy.what for remedy in result.remedies]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "times", "stage"),
+    [  # the stage whose removal saves most, beside another that is uneven too
+        (("looped-bfs", 3, 6, {"stages_per_worker": 3}), [1, 1, 1, 1, 1.54, 1, 1, 1, 1.3], 4),
+        (("interleaved-1f1b", 2, 4, {"stages_per_worker": 3}), [1.54, 1, 1, 1, 1, 1.3], 0),
+        (("interleaved-1f1b", 2, 4, {"stages_per_worker": 3}), [1.5, 1, 1, 1, 1, 1.4], 5),
+        (("1f1b", 4, 4, {}), [1.5, 1, 1, 1.3], 3),
+        (("1f1b", 4, 4, {}), [1.54, 1, 1, 1.4], 3),
+    ],
+)
+def test_a_place_that_costs_more_than_the_uneven_split_is_named(schedule, times, stage):
+    table = built(*schedule)
+
+    def step(forward):
+        return pj.evaluate(table, pj.Costs(forward=forward, backward=2 * forward)).makespan
+
+    def saved_by(place):
+        median = np.median(np.delete(times, place))
+        return step(times) - step(np.where(np.arange(len(times)) == place, median, times))
+
+    times = np.array(times, float)
+    saved = [saved_by(place) for place in range(len(times)) if times[place] > 1]
+    even = step(times) - step(np.full(len(times), times.mean()))
+    assert saved_by(stage) == max(saved) > even
+    run = pj.evaluate(table, pj.Costs(forward=times, backward=2 * times))
+    (fault,) = (fault for fault in find_faults(run) if fault.kind == "imbalance")
+    assert fault.stage == stage
+    assert fault.seconds == pytest.approx(max(saved), rel=1e-9)
+    assert fault.why.startswith(f"stage {stage} ")
+
+
 def test_microbatches_that_differ_are_named():
     table = built(*BUILT[0])
     costs = pj.Costs(forward=1.0, backward=2.0)

@@ -35,7 +35,7 @@ EQUAL_LOAD = 0.999  # of the busiest worker's time: workers from here on are nam
 SINGLE_CAUSE_SHARE = 0.5  # of the cost of imbalance, from which a single place is the cause
 UNEVEN_DIFFERENCE = 0.1  # difference of a stage from the median that makes a split uneven
 SHARED_BLAME = 0.5  # share of the largest difference from which other stages share the blame
-EQUAL_BLAME = 0.9  # such a share, up to its inverse, if the place alone saves more than evenness
+EQUAL_BLAME = 0.9  # share from which another stage is as slow, up to its inverse
 # share of a worker's slowdown that each of its stages must show: half where two pipes share them
 STAGE_SHARE_OF_SLOWDOWN = 0.4
 ENOUGH = 2  # microbatches per worker from which start and end are no fault
@@ -203,13 +203,14 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
     ratio = float(times.workers[busiest] / times.workers.mean())
     computes = f"computes {ratio:.3g} times as long as the mean worker"
     ratios = times.stages / np.median(times.stages[times.stages > 0])
-    if single is not None and single.seconds >= SINGLE_CAUSE_SHARE * saved_by_even:
-        is_even_better = saved_by_even > single.seconds
-        shares = (SHARED_BLAME, np.inf) if is_even_better else (EQUAL_BLAME, 1 / EQUAL_BLAME)
-        if not _is_shared(single, ratios, table, *shares):
-            why = f"{single.why}; it {computes}" if single.worker == busiest else single.why
-            yield single._replace(why=why)
-            return
+    if (
+        single is not None
+        and single.seconds >= SINGLE_CAUSE_SHARE * saved_by_even
+        and not _is_shared(single, ratios, table, saved_by_even > single.seconds)
+    ):
+        why = f"{single.why}; it {computes}" if single.worker == busiest else single.why
+        yield single._replace(why=why)
+        return
     stages = np.flatnonzero((table.placement == busiest).any(axis=0))
     equals = np.flatnonzero(times.workers >= EQUAL_LOAD * times.workers.max()).tolist()
     subject = f"worker {busiest} {computes}"
@@ -228,22 +229,21 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
 
 
 def _is_shared(
-    fault: Fault,
-    ratios: Float[NumpyArray, " stages"],
-    table: ScheduleTable,
-    min_share: float,
-    max_share: float,
+    fault: Fault, ratios: Float[NumpyArray, " stages"], table: ScheduleTable, is_even_better: bool
 ) -> bool:
-    """Return whether stages on other workers differ from the median by such shares as much."""
+    """Return whether stages on other workers share the blame of a slow place."""
     # `ratios` are times of stages over the median. The first and last stage are a little longer in
-    # most models: differences below `UNEVEN_DIFFERENCE` share no blame.
-    differences = np.abs(ratios - 1)
+    # most models: differences below `UNEVEN_DIFFERENCE` share no blame. If an even split saves no
+    # more than the place alone, only stages as slow share it, no faster ones.
+    differences = np.abs(ratios - 1) if is_even_better else ratios - 1
     is_blamed = (table.placement == fault.worker).any(axis=0)  # (stages)
     if fault.stage is not None:
         is_blamed = np.arange(len(ratios)) == fault.stage
     largest = float(differences[is_blamed].max())
-    is_uneven = differences > max(UNEVEN_DIFFERENCE, min_share * largest)
-    is_uneven &= differences <= max_share * largest
+    low, high = (SHARED_BLAME, np.inf) if is_even_better else (EQUAL_BLAME, 1 / EQUAL_BLAME)
+    is_uneven = (differences > max(UNEVEN_DIFFERENCE, low * largest)) & (
+        differences <= high * max(largest, UNEVEN_DIFFERENCE)
+    )
     is_on_others = (table.placement != fault.worker).all(axis=0)
     return bool((is_uneven & is_on_others).any())
 
