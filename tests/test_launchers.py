@@ -865,7 +865,7 @@ def test_a_plan_names_the_stack_of_measured_runs(answer, call, launcher, system,
     line = (*job, "--tensor", 1, "--context", 1, "--launcher", launcher, *options)
     plan = answer(*line)
     text = " ".join(call(*line)[1].split())
-    lead = f" bits): {launcher} --stack {stack} "
+    lead = f" bits): {launcher}: --stack {stack} "
     if stack is None:
         assert (plan["under_launchers"], lead in text) == ([], False)
         return
