@@ -25,12 +25,7 @@ from pipejax.costs.model.workload import Workload, assign_layers
 from pipejax.costs.model.workload_fields import DISPATCHERS, RANK_ORDERS
 from pipejax.costs.system.system import System, read_named
 from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.registry import (
-    OWN_ORDER,
-    interleaved_groups,
-    matching_name,
-    schedule_name,
-)
+from pipejax.schedules.registry import OWN_ORDER, interleaved_groups, matching_name, schedule_name
 from pipejax.schedules.table.table import ScheduleTable
 
 PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
@@ -338,9 +333,8 @@ def _unsupported_orders_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
         workers, microbatches = pipeline.workers, pipeline.table.num_microbatches
         # no group may be smaller than the workers, not even the last
         sizes = (n for n in range(workers, microbatches + 1) if not 0 < microbatches % n < workers)
-        size = next(sizes, None)
-        hint = f"it goes with --group-size {size}" if size else f"it goes from {workers} on"
-        yield f"these groups of {microbatches} microbatches ({hint})"
+        hint = next((f"with --group-size {size}" for size in sizes), f"from {workers} on")
+        yield f"these groups of {microbatches} microbatches (it goes {hint})"
     if pipeline.overlaps_experts and pipeline.workers > 1 and pipeline.stages_per_worker < 2:
         yield "experts beside compute with one stage for each worker (it goes with several)"
 
@@ -426,11 +420,11 @@ def _order_of_torchtitan(pipeline: _Pipeline) -> Options:
     """Return torchtitan's options for the schedule: a name in PyTorch, or a file of the table."""
     microbatches = pipeline.table.num_microbatches
     rounds = max(1, microbatches // pipeline.workers)  # of equal groups in PyTorch
-    name = pipeline.order(*PYTORCH)
-    has_rounds = name in ("interleaved-1f1b", "interleaved-zb")
+    order = pipeline.order(*PYTORCH)
+    has_rounds = order in ("interleaved-1f1b", "interleaved-zb")
     is_even = microbatches % rounds == 0 and pipeline.group_size in (0, microbatches // rounds)
-    if name and (is_even or not has_rounds):
-        return {"pipeline_parallel_schedule": PYTORCH[name]}
+    if order and (is_even or not has_rounds):
+        return {"pipeline_parallel_schedule": PYTORCH[order]}
     options: Options = {"pipeline_parallel_schedule_csv": f"{pipeline.schedule}.csv"}
     if name := _named_placement(pipeline):  # beside a file, a name places the stages on ranks
         options = {"pipeline_parallel_schedule": name, **options}
