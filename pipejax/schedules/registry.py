@@ -92,8 +92,8 @@ def schedule_name(table: ScheduleTable) -> str:
         return table.name
     # launchers recompute by an option of their own, in the same order
     match, builder = _find(table, (Phase.R,)), REGISTRY.get(table.name)
-    if match is not None:
-        return match[0]
+    if match is not None or (table.grammar.is_usual and interleaved_groups(table)):
+        return match[0] if match else "interleaved-1f1b"
     # a file can bear any name, and messages in an order of their own change a schedule
     return table.name if builder is None or builder.planned else OWN_ORDER
 

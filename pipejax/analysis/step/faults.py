@@ -116,11 +116,7 @@ class FaultRemoved:
 
     def saves(self, rules: str) -> float:
         """Return how much shorter the step is at costs that are scaled by rules [s]."""
-        return self.saves_at(self.costs(rules))
-
-    def saves_at(self, costs: Costs) -> float:
-        """Return how much shorter the step is at other costs [s]."""
-        program, vector = lower_and_price(self.table, costs, self.run.links)
+        program, vector = lower_and_price(self.table, self.costs(rules), self.run.links)
         return self.run.makespan - makespan_on_host(program, vector)
 
 
@@ -376,16 +372,15 @@ def _longest_microbatch(run: Evaluation) -> str:
 WHY: Mapping[str, str] = {  # by the name of a part
     name: record["cause"] for name, record in PART_RECORDS.items() if "cause" in record
 }
-UNEVEN_MICROBATCHES = "uneven microbatches"
-DETAILS = {"blocking": _longest_wait, UNEVEN_MICROBATCHES: _longest_microbatch}
+DETAILS = {"blocking": _longest_wait, "uneven microbatches": _longest_microbatch}
 
 
 def _part_faults(trial: FaultRemoved, seconds: Mapping[str, float]) -> Iterator[Fault]:
     """Yield a cause for each part of the step [s] in which ops wait, and for few microbatches."""
     run = trial.run
     # what microbatches add first, before messages, is not what their removal saves
-    equal = with_equal_microbatches(run.costs, run.table)
-    seconds = {**seconds, UNEVEN_MICROBATCHES: trial.saves_at(equal)}
+    equal = evaluate(run.table, with_equal_microbatches(run.costs, run.table), link=run.links)
+    seconds = {**seconds, "uneven microbatches": run.makespan - equal.makespan}
     lanes = {name: f"compute waits for ops on {name}" for name in seconds if name.startswith(LANE)}
     for name, why in {**WHY, **lanes}.items():
         if seconds[name] > 0:

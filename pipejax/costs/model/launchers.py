@@ -25,7 +25,7 @@ from pipejax.costs.model.workload import Workload, assign_layers
 from pipejax.costs.model.workload_fields import DISPATCHERS, RANK_ORDERS
 from pipejax.costs.system.system import System, read_named
 from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.registry import OWN_ORDER, interleaved_groups, matching_name, schedule_name
+from pipejax.schedules.registry import interleaved_groups, matching_name, schedule_name
 from pipejax.schedules.table.table import ScheduleTable
 
 PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
@@ -217,8 +217,6 @@ class _Pipeline:
         self.stages_per_worker = 0 if self.has_several_pipes else table.num_stages // self.workers
         self.schedule = schedule_name(table) if self.workers > 1 else "1f1b"
         self.group_size = interleaved_groups(table) if self.workers > 1 else 0
-        if self.group_size and self.schedule == OWN_ORDER:  # an order with --group-size
-            self.schedule = "interleaved-1f1b"
         self.has_w = bool((table.phase == Phase.W).any())
         # pairs in which experts exchange tokens beside the compute of another microbatch
         self.overlaps_experts = not table.grammar.is_usual and self.schedule == COMBINED
