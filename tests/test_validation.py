@@ -276,3 +276,11 @@ def test_simumax_runs_are_predicted_no_worse_than_by_simumax():
         prediction_errors(seconds, SIMUMAX.seconds) for seconds in (ours, theirs)
     )
     assert our_errors.mape <= their_errors.mape
+
+
+@pytest.mark.parametrize("table", ["korthikanti_a100", "torchtitan_h100"])
+def test_the_command_says_how_well_layouts_are_ranked(answer, call, table):
+    path = DATA / "measured" / f"{table}.csv"
+    ranking = answer("validate", path)["ranking"]
+    jobs = f"{ranking['best_found']:.0f} % of {ranking['jobs']} jobs ({ranking['layouts']} layouts)"
+    assert f"the layout predicted fastest is the fastest in {jobs}" in call("validate", path)[1]

@@ -321,7 +321,8 @@ def _split_cells(text: str) -> tuple[list[list[str]], str]:
         raise ScheduleError(f"this is not a table: {error}") from None
     last = max((index for index, row in enumerate(rows) if any(map(str.strip, row))), default=-1)
     num_empty = len(rows) - 1 - last
-    note = f"its last {num_empty} rows are empty and count as no workers" if num_empty else ""
+    has_note = num_empty and last >= 0
+    note = f"empty rows at its end count as no workers ({num_empty})" if has_note else ""
     return rows[: last + 1], note
 
 
