@@ -152,7 +152,7 @@ def test_rows_are_sorted_against_the_best_in_one_unit_of_memory(answer, call, mo
     assert [line[1].strip() for line in table] == sorted(rows, key=lambda n: rows[n]["makespan"])
     assert table[0][3].strip() == "0 %"
     assert out.startswith("zb-h1 is fastest: 55 s; next is interleaved-1f1b, ")
-    assert "\n8 workers, 16 microbatches; messages run beside compute and " in out
+    assert "\n8 workers, 16 microbatches; messages overlap with compute and " in out
     _, out, _ = call(*options, "--details")
     assert out.count("no closed form is published") == 1
     options = ["compare", "-S", "hanayo,pipe-offload", "-P", "2", "-M", "4", "-T", "F=1,B=2,O=1"]
