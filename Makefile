@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # packages with run-time checks of types and shapes; not the command line, which imports types lazily
 TYPED := --jaxtyping-packages=pipejax.base,pipejax.schedules,pipejax.costs,pipejax.engine,pipejax.analysis,pipejax.search,pipejax.sweep,pipejax.training,pipejax.traces,pipejax.plots,pipejax.runtimes.exports,typecheck.check
 # tests that also run as users compile, with run-time types
-SAMPLE := $(addprefix tests/test_,run_time_types.py public_api.py closed_forms.py links.py) \
+SAMPLE := $(addprefix tests/test_,public_api.py closed_forms.py links.py) \
 	tests/test_batch.py::test_interpreted_equals_one_by_one tests/test_batch.py::test_unrolled_equals_interpreted
 
 .DEFAULT_GOAL := help

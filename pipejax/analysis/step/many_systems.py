@@ -221,7 +221,7 @@ def _distinct(rows: Any) -> tuple[Int[NumpyArray, " new"], Int[NumpyArray, " col
     return examples, indices.ravel()
 
 
-def _one_hot(indices: Int[NumpyArray, " columns"]) -> Int[NumpyArray, "columns new"]:
+def _one_hot(indices: Int[NumpyArray, " columns"]) -> Float[NumpyArray, "columns new"]:
     """Encode indices as rows of zeros with a 1 at the index."""
     return np.eye(int(indices.max(initial=-1)) + 1)[indices]
 

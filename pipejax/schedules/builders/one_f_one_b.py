@@ -26,7 +26,7 @@ def phase_ops(phase: AnyPhase, stage: Index | Column, microbatches: Column | ran
     return ops
 
 
-def alternate(forwards: Ops, backwards: Ops, warmup: int) -> Ops:
+def alternate(forwards: Ops, backwards: Ops, warmup: int) -> Int[NumpyArray, "all_ops 3"]:
     """Return `warmup` forwards, then forwards and backwards in turn, then all other backwards."""
     # with warmup 1: F0 | F1 B0 | F2 B1 | B2
     warmup = min(warmup, len(forwards))

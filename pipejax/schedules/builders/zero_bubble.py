@@ -6,7 +6,7 @@ from math import ceil, floor, gcd
 
 import numpy as np
 
-from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, number, share
 from pipejax.schedules.builders.one_f_one_b import Ops, Turns, check_stages_per_worker, phase_ops
 from pipejax.schedules.builders.published import PLANNED, ZERO_BUBBLE, published
@@ -61,7 +61,9 @@ def _table(
     return spread_rows(name, rows, slots)
 
 
-def _split_row(forwards: Ops, grads: Ops, weights: Ops, warmup: int, delay: int) -> Ops:
+def _split_row(
+    forwards: Ops, grads: Ops, weights: Ops, warmup: int, delay: int
+) -> Int[NumpyArray, "all_ops 3"]:
     """Order a worker's ops in turns: turn k has I of microbatch k, W of k - delay, F of k + warmup.
 
     With warmup 1 and delay 1: F0 | I0 F1 | I1 W0 F2 | I2 W1 | W2, where bars separate turns.

@@ -189,7 +189,7 @@ def _rule_error(rule: Rule, consumer: _End, producer: _End) -> str:
 def format_rule(rule: Rule, slices: int = 1) -> str:
     """Return the text of a rule, as "Fa <- Fc@-1 [message]"; the inverse of `parse_rule`."""
 
-    def format_end(phase: Phase, stage: int | None, microbatch: int | None, offset: int) -> str:
+    def format_end(phase: AnyPhase, stage: int | None, microbatch: int | None, offset: int) -> str:
         place = f"@{offset:+d}" if offset else ""
         if stage == LAST:
             stage, place = None, "@last"
