@@ -42,7 +42,7 @@ def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
 
 
 def _find(
-    table: ScheduleTable, ignored: Collection[Phase], names: Collection[str] | None = None
+    table: ScheduleTable, ignored: tuple[Phase, ...], names: Collection[str] | None = None
 ) -> tuple[str, Mapping[str, int]] | None:
     """Find the name and options of the registered schedule with the rows of a table, or None.
 
@@ -62,7 +62,7 @@ def _find(
             continue
         if has_offloads and "offload" not in builder.options:
             continue
-        arguments = name, tuple((size | options).items()), frozenset(ignored)
+        arguments = name, tuple((size | options).items()), ignored
         # rows are built again only if their hashes are equal
         if _hash_of_rows(*arguments) == rows_hash and _registered_rows(*arguments) == rows:
             return name, options
@@ -75,7 +75,7 @@ def _hash_of_rows(name: str, *arguments: Any) -> int:
 
 
 def _registered_rows(
-    name: str, options: tuple[tuple[str, int], ...], ignored: Collection[Phase]
+    name: str, options: tuple[tuple[str, int], ...], ignored: tuple[Phase, ...]
 ) -> tuple[tuple[Cell, ...], ...]:
     """Return a registered schedule's rows; empty if it does not exist for these numbers."""
     try:
@@ -121,8 +121,9 @@ def interleaved_groups(table: ScheduleTable) -> int:
     return size if size and _registered_rows(name, options, (Phase.R,)) == rows else 0
 
 
+@cached_method
 def _rows_without_idle(
-    table: ScheduleTable, ignored: Collection[Phase]
+    table: ScheduleTable, ignored: tuple[Phase, ...]
 ) -> tuple[tuple[Cell, ...], ...]:
     """Return a table's rows without idle cells and without ops of ignored phases."""
     cells = (

@@ -435,6 +435,8 @@ def recomputations(
 ) -> Iterator[str]:
     """Yield other recomputations: none, full, parts of layers, and the fewest layers that fit."""
     workload: Any = run.scenario.source.workload
+    if workload.recompute == "none" and memory is not None and memory.fits(run):
+        return  # any recomputation takes time, and saves memory that is not needed
     # flash attention recomputes anyway, so that "selective" adds nothing
     has_scores = not workload.model.flash_attention
     usual = ("none", *(["selective"] if has_scores else []), "full")

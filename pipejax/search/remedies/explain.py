@@ -549,17 +549,19 @@ class _Shelves:
             return
         # A run by options of a launcher is held against other options. If these gain nothing and
         # the limit is known, or if the run itself needs code, any change counts.
-        options = [c for c in schedules if self.launchers("schedule", base, c)]
         is_by_options = self.launcher is not None or is_run_by_options(base)
-        groups: list[Any] = [(options, "option", ("launcher",))] if is_by_options else []
+        groups: list[Any] = [("option", ("launcher",))] if is_by_options else []
         if memory.limit is not None or not is_by_options:
-            groups.append((schedules, "change", ("launcher", "code")))
-        for candidates, noun, shelves in groups:
-            best = min(candidates, key=_step_time, default=base)
+            groups.append(("change", ("launcher", "code")))
+        for noun, shelves in groups:
             fitting = [r.step_time for r in remedies if r.fits and r.shelf in shelves]
-            gain = min([base.step_time, *fitting]) - best.step_time
-            if gain <= NEGLIGIBLE * base.step_time:
+            max_time = min([base.step_time, *fitting]) - NEGLIGIBLE * base.step_time
+            faster = sorted((c for c in schedules if c.step_time < max_time), key=_step_time)
+            is_any = "code" in shelves
+            best = next((c for c in faster if is_any or self.launchers("schedule", base, c)), None)
+            if best is None:
                 continue
+            gain = min([base.step_time, *fitting]) - best.step_time
             names = " or ".join(self.launchers("schedule", base, best))
             shelf = f"an option of {names}" if names else SHELVES["code"]
             need = math.ceil(100 * memory.needs(best).max()) / 100  # which the option admits
