@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 
 import jax
 import numpy as np
@@ -383,3 +384,25 @@ def test_who_has_which_factor(link):
         assert len({round(factor, 9) for factor in ones}) == len(ones)
     both = factors(op=D("gamma", 0.3), message=D("gamma", 0.3)).values()
     assert len({round(factor, 9) for factor in both}) == len(both)
+
+
+def test_lookup_is_a_line_between_knots():
+    table = np.cumsum(np.random.default_rng(0).random(KNOTS)).astype(np.float32)
+    scores = np.linspace(-5.5, 5.5, 999, dtype=np.float32)
+    result = sys.modules["pipejax.analysis.uncertainty.jitter"]._look_up(table, scores[None])
+    knots = np.linspace(-LARGEST_SCORE, LARGEST_SCORE, KNOTS)
+    assert result[0] == pytest.approx(np.interp(scores, knots, table), rel=1e-5)
+
+
+def test_quantiles_of_a_known_case():
+    w = 0.3 * 3**0.5
+    run = pj.jitter(
+        ONE,
+        pj.Costs(forward=10.0, backward=0.0),
+        pj.analysis.Jitter(op=D("uniform", 0.3)),
+        samples=COUNT,
+    )
+    for level in (0.05, 0.5, 0.95, 0.99):
+        assert run.slowdown(level) == pytest.approx(1 - w + 2 * w * level, abs=0.015)
+        assert run.quantile(level) == pytest.approx(10 * run.slowdown(level))
+    assert run.quantile(1.0) == run.makespans.max()

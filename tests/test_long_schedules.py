@@ -1,5 +1,7 @@
 """Schedules with more microbatches than they were lowered with, against building them in full."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -153,3 +155,29 @@ def test_a_default_without_float64_loses_no_digits(microbatches):
             assert far.dtype == np.float64
             assert far.tolist() == exact
         assert pj.cycle_time(program, pj.Costs(forward=0.1, backward=0.2)).tolist() == [0.1 + 0.2]
+
+
+@pytest.mark.parametrize(
+    ("name", "link"),
+    daily(itertools.product(sorted(set(pj.schedules.REGISTRY) - set(IRREGULAR)), LINKS), total=24),
+)
+def test_cycle_time_is_the_growth_of_the_makespan(name, link):
+    program = lowered(name, 4, 32, LINKS[link])
+    costs, step = all_costs(program), steady_state(program).microbatches
+    few, many = (
+        np.asarray(pj.analysis.extrapolated_makespans(program, costs, num_microbatches=count))
+        for count in (
+            32 + step * k for k in (2520 * 1000, 2520 * 2000)
+        )  # periods up to 10 divide it
+    )
+    slope = (many - few) / (2520 * 1000 * step)
+    np.testing.assert_allclose(pj.cycle_time(program, costs), slope, rtol=1e-9)
+
+
+@pytest.mark.parametrize("microbatches", [33, 100, 1023, pytest.param(4096, marks=slow)])
+def test_1f1b_at_many_microbatches(microbatches):
+    program = lowered("1f1b", 8, 32)
+    costs = random_costs(program, 2, microbatches)
+    grown = pj.analysis.extrapolated_makespans(program, costs, num_microbatches=microbatches)
+    built = pj.makespans(lowered("1f1b", 8, microbatches), costs)
+    np.testing.assert_allclose(grown, built, rtol=1e-13)

@@ -15,6 +15,7 @@ from pipejax.costs.layers.formulas import (
     edge_activation_bytes,
     layer_activation_bytes,
     layer_flop,
+    layer_weight_grad_bytes,
 )
 from pipejax.costs.model.layout import Layout
 from pipejax.schedules.heuristics.memory_limited_pipe import LimitedPipe, zero_bubble_starts
@@ -310,3 +311,20 @@ def test_chimera(record):
     costs = pj.Costs(forward=setting["T_F"], backward=setting["T_B"])
     result = pj.evaluate(table, costs)
     assert getattr(result, record["quantity"]) == pytest.approx(record["value"], abs=1e-9)
+
+
+def test_korthikanti_model_flop():  # Appendix A: 72 B L s h^2 (1 + s/6h + v/12hL)
+    model = pj.load_model("gpt-22b")
+    s, h, layers, v = model.sequence, model.hidden, model.layers, model.vocabulary
+    printed = 72 * 4 * layers * s * h**2 * (1 + s / (6 * h) + v / (12 * h * layers))
+    assert step_flop(model, 4) == pytest.approx(printed, rel=1e-12)
+
+
+def test_what_a_weight_gradient_needs():  # Table 1: M_W = 32 sbh of M_B = sb(34h + 5as)
+    for name in ("gpt-22b", "gpt3-175b"):
+        model, b = pj.load_model(name), 4
+        s, h = model.sequence, model.hidden
+        layout = Layout(microbatch_size=b)
+        assert layer_weight_grad_bytes(model, layout) == 32 * s * b * h
+        share = layer_weight_grad_bytes(model, layout) / layer_activation_bytes(model, layout)
+        assert share == pytest.approx(32 * h / (34 * h + 5 * model.heads * s), rel=1e-12)

@@ -856,3 +856,11 @@ def test_a_healthy_run_has_a_report(answer, call, folder, stages, replicas):
     finding = answer(*line)["finding"]
     if finding is not None and finding["kind"] == "stage":
         assert int(finding["name"]) == int(np.argmax(stages))
+
+
+def test_a_production_job_is_replayed(job):
+    assert traces.registered(job.pipelines.table) == ("1f1b", {})
+    assert len(job.errors) == 64
+    assert (job.pipelines.left_out, job.pipelines.odd_steps) == ((), [])
+    assert job.links.model == "blocking"
+    assert (job.mean_error, job.worst_error) == pytest.approx((0.00029, 0.00032), rel=0.05)
