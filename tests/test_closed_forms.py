@@ -159,3 +159,13 @@ def test_a_makespan_of_another_program():
     """66 slots at P = 8, M = 20, F = 1, B = 2, F&B = 3, by PP-Schedule-Visualization."""
     run = pj.evaluate(build("dualpipe", 8, 20), pj.Costs(forward=1.0, backward=2.0, pair=3.0))
     assert run.makespan == 66.0
+
+
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v"])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 14), (6, 18), (8, 16), (12, 30)])
+def test_every_worker_of_fused_schedules_holds_what_is_published(name, p, m):
+    table = build(name, p, m)
+    form, shape = closed_form(table)
+    assert peak_in_flight(table).tolist() == [form.in_flight[1](shape, r) for r in range(p)]
+    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
+    assert run.bubble_ratio == pytest.approx(form.bubble_ratio[1](shape), abs=1e-15)
