@@ -173,12 +173,6 @@ def test_the_front_equals_brute_force(seed):
     assert not all(expected)
 
 
-def test_elasticities(elasticity):
-    assert elasticity.swing.attrs["units"] == "s"
-    assert elasticity.swing.isnull().any("factor").sum() == len(EFFICIENCIES)
-    np.testing.assert_allclose(elasticity.share.sum("resource"), 1)
-
-
 def test_strokes_mark_what_runs_from_the_last_worker_to_the_first(runs):
     """The second pipe of Chimera, the second leg of Hanayo's wave, nothing of a loop."""
     up = runs.is_upward.astype(bool)
@@ -308,3 +302,19 @@ def test_both_ops_of_a_fused_pair_are_drawn(runs):
     two = runs.isel(op=[0, 1]).assign(part=("op", [0, 1]), is_pair=("op", [True, True]))
     (bar,), _ = timelines.read_run(two, runs.schedule.values[0])
     assert [op.microbatch for op in bar.ops] == runs.microbatch.values[:2].tolist()
+
+
+def test_tornado(elasticity):
+    assert elasticity.swing.attrs["units"] == "s"
+    assert elasticity.swing.isnull().any("factor").sum() == len(EFFICIENCIES)
+    np.testing.assert_allclose(elasticity.share.sum("resource"), 1)
+    axes = tornado.draw(elasticity)["tornado"].axes[0]
+    assert axes.get_title(loc="left").startswith(f"{elasticity.setting.item()}\n")
+    assert axes.get_xlabel() == "change of the step time [%]"
+    row = [text.get_text() for text in axes.get_yticklabels()].index("network bandwidth")
+    ends = elasticity.swing.sel(parameter="network.bandwidth") / elasticity.step_time
+    widths = [bars.patches[row].get_width() for bars in axes.containers]
+    np.testing.assert_allclose(widths, 100 * (ends.values.ravel() - 1))
+    three = elasticity.isel(setting=[0, 0, 0]).assign_coords(setting=["a", "b", "c"])
+    visible = [axes.get_visible() for axes in tornado.draw(three)["tornado"].axes]
+    assert visible == [True, True, True, False]
