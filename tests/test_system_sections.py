@@ -135,6 +135,7 @@ BAD = {
     "calibration: key rows is missing": ("calibration", {"source": "x"}),
     "source must be a text": ("calibration", {"source": 3, "rows": 1}),
     'bands: 90 must be as "90": ': ("calibration", FITTED | {"bands": {"90": [1.2, 0.9]}}),
+    'bands: ² must be as "90": ': ("calibration", FITTED | {"bands": {"²": [0.9, 1.2]}}),
     "parameters: host.launch: value must be a number": (
         "calibration",
         FITTED | {"parameters": {"host.launch": {"value": "1"}}},

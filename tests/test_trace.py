@@ -536,7 +536,8 @@ def test_some_steps_alone(answer, mistake, folder):
     for text, none in (("2,7,99", " and not 7, 99"), ("4:2", "")):
         message = mistake("trace", "run.csv", "--only-steps", text)
         assert f"--only-steps {text}: the files have steps 0 to 5{none}\n" in message
-    assert "--only-steps must be as 2:20" in mistake("trace", "run.csv", "--only-steps", "a:")
+    for text in ("a:", "²", "1,²"):
+        assert "--only-steps must be as 2:20" in mistake("trace", "run.csv", "--only-steps", text)
 
 
 MACHINE = "inspect the machine of stage 3, or lighten its head or recomputation"

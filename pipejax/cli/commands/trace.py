@@ -128,7 +128,7 @@ def _in_steps(text: str, measured: "pj.traces.Trace") -> Any:
     """Return whether each slice is in the selected steps: a range with both ends, or a list."""
     first, colon, last = text.partition(":")
     numbers = [part.strip() for part in ([first, last] if colon else text.split(","))]
-    if not all(part.isdigit() or (colon and not part) for part in numbers):
+    if not all(part.isdecimal() or (colon and not part) for part in numbers):
         raise ValueError(f"--only-steps must be as 2:20, 5: or 3,4,7, got {text!r}")
     if colon:
         low, high = int(numbers[0] or 0), int(numbers[1] or measured.steps[-1])

@@ -129,12 +129,21 @@ def read_lengths(path: str | Path) -> list[float | list[float]]:
                     'expected a list of lengths, or an object with one under "lengths"'
                 )
         else:
-            rows = ([*map(float, line.split())] for line in text.splitlines() if line.strip())
-            lengths = ResultList(row if len(row) > 1 else row[0] for row in rows)
+            lines = [(line, text) for line, text in enumerate(text.splitlines(), 1) if text.strip()]
+            lengths = ResultList(_line_lengths(line, text) for line, text in lines)
         Packed.from_lengths(lengths)
     except (ValueError, TypeError) as error:  # undecodable bytes are one too
         raise ValueError(f"{path}: {str(error).splitlines()[0]}") from None
     return lengths
+
+
+def _line_lengths(line: int, text: str) -> float | list[float]:
+    try:
+        lengths = [float(word) for word in text.split()]
+    except ValueError:
+        reason = f"line {line}: expected numbers separated by spaces, got {text.strip()!r}"
+        raise ValueError(reason) from None
+    return lengths if len(lengths) > 1 else lengths[0]
 
 
 def check_order(order: Sequence[int], count: int, where: str = "order") -> Int[NumpyArray, " m"]:

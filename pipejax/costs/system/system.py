@@ -111,7 +111,7 @@ def _band(ends: Any, where: str) -> Band:
     """Check the two ends of a band of factors; `where` ends with the band's percentage."""
     percent = where.rpartition(" ")[2]
     is_pair = isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends))
-    is_percentage = percent.isdigit() and 0 < int(percent) < 100
+    is_percentage = percent.isdecimal() and 0 < int(percent) < 100
     if not (is_pair and 0 < ends[0] <= ends[1] and is_percentage):
         raise ValueError(f'{where} must be as "90": [0.9, 1.2], two factors above 0, got {ends!r}')
     return Band(float(percent), float(ends[0]), float(ends[1]))
