@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from pipejax.analysis.runs.evaluate import Evaluation, evaluate
 from pipejax.base.array_types import Int, NumpyArray
-from pipejax.base.cached_method import cached_method
+from pipejax.base.cached_method import cached_method, share_results
 from pipejax.base.checks import check_types, wrong
 from pipejax.base.display import with_short_repr
 from pipejax.costs.costs import Costs
@@ -18,12 +18,14 @@ from pipejax.costs.system.system import System
 from pipejax.costs.topology import PlacedCosts, place_levels, place_nodes, places_on
 from pipejax.schedules.builders.published import Builder
 from pipejax.schedules.naming import find
+from pipejax.schedules.registry import BUILT_IN
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import read_table
 
 SLOTS = SlotCosts()
 SIZE = "num_workers", "num_microbatches"
+TABLE_FIELDS = {"schedule", "options", *SIZE}  # that a table follows from, besides some edits
 EditKind = TypeVar("EditKind", bound=Edit)
 
 
@@ -129,7 +131,8 @@ class Scenario:
 
     def pinned(self) -> "Scenario":
         """Fix the planned order of ops, so that further changes of costs keep the table."""
-        return self.replace(options=self.plan_options())
+        options = self.plan_options()
+        return self if options == self.options else self.replace(options=options)
 
     def price(self, table: ScheduleTable) -> Costs:
         """Return the costs [s] that a table has in this scenario, edits included."""
@@ -149,8 +152,19 @@ class Scenario:
         return evaluate(self.table(), self.table_costs(), link=self.links)
 
     def replace(self, **changes: Any) -> "Scenario":
-        """Return the scenario with some fields replaced."""
-        return dataclasses.replace(self, **changes)
+        """Return the scenario with some fields replaced; it shares a table that stays the same."""
+        other = dataclasses.replace(self, **changes)
+        builder = BUILT_IN.get(self.schedule) if isinstance(self.schedule, str) else None
+        if builder is None or builder.planned:  # a file may change, and a plan follows from costs
+            return other
+        if TABLE_FIELDS.isdisjoint(changes) and self._table_edits == other._table_edits:
+            share_results(Scenario.table, self, other)
+        return other
+
+    @property
+    def _table_edits(self) -> tuple[Edit, ...]:
+        """Return the edits that change the table."""
+        return tuple(e for e in self.edits if type(e).change_table is not Edit.change_table)
 
     def find_edit(self, kind: type[EditKind]) -> EditKind | None:
         """Return the scenario's edit of a kind; None if it has no such edit."""
@@ -163,7 +177,7 @@ class Scenario:
 
     def with_table(self, table: ScheduleTable) -> "Scenario":
         """Return the scenario with a table instead of the schedule and all edits of tables."""
-        edits = tuple(e for e in self.edits if type(e).change_table is Edit.change_table)
+        edits = tuple(e for e in self.edits if e not in self._table_edits)
         return self.replace(
             schedule=table, num_workers=None, num_microbatches=None, options={}, edits=edits
         )

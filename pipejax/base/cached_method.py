@@ -28,3 +28,9 @@ def cached_method(
         return result
 
     return cached
+
+
+def share_results(method: Callable[..., object], owner: object, other: object) -> None:
+    """Let another object share the cached results of an object's method, also future ones."""
+    name = f"_{method.__qualname__}"
+    vars(other)[name] = vars(owner).setdefault(name, {})

@@ -7,18 +7,21 @@ import itertools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 from pipejax.base.cached_method import cached_method
 from pipejax.base.checks import MAX_COUNT, check_fits, check_types, whole_number, wrong
 from pipejax.base.display import ResultDict
 from pipejax.schedules.builders.published import ANY, EXTENDED_BUILDERS, USUAL_BUILDERS, Builder
 from pipejax.schedules.cells.cells import BYTES_PER_CELL
-from pipejax.schedules.cells.ops import Cell, Phase
+from pipejax.schedules.cells.ops import AnyPhase, Phase
 from pipejax.schedules.legality import check_shares, check_slots
 from pipejax.schedules.table.slot_simulation import without_idle_slots
 from pipejax.schedules.table.table import ScheduleTable
 
 OWN_ORDER = "own"  # name of a schedule whose table bears the name of another
 BUILT = "_built"  # attribute of tables that a builder made from sizes alone: their names are true
+Rows = tuple[tuple[AnyPhase, ...], *tuple[bytes, ...]] | tuple[()]  # equal for equal rows
 SIZES = {"num_workers", "num_microbatches", "stages_per_worker", "waves", "slices"}
 
 
@@ -53,7 +56,6 @@ def _find(
     values = {"stages_per_worker": per_worker, "waves": per_worker // 2, "slices": slices}
     has_offloads = Phase.O in table.used_phases
     rows = _rows_without_idle(table, ignored)
-    rows_hash = hash(rows)
     # try the table's own name first: most are true
     for name in sorted(names or REGISTRY, key=lambda name: name != table.name):
         builder = REGISTRY[name]
@@ -64,7 +66,7 @@ def _find(
             continue
         arguments = name, tuple((size | options).items()), ignored
         # rows are built again only if their hashes are equal
-        if _hash_of_rows(*arguments) == rows_hash and _registered_rows(*arguments) == rows:
+        if _hash_of_rows(*arguments) == hash(rows) and _registered_rows(*arguments) == rows:
             return name, options
     return None
 
@@ -76,7 +78,7 @@ def _hash_of_rows(name: str, *arguments: Any) -> int:
 
 def _registered_rows(
     name: str, options: tuple[tuple[str, int], ...], ignored: tuple[Phase, ...]
-) -> tuple[tuple[Cell, ...], ...]:
+) -> Rows:
     """Return a registered schedule's rows; empty if it does not exist for these numbers."""
     try:
         with without_idle_slots():
@@ -114,7 +116,8 @@ def interleaved_groups(table: ScheduleTable) -> int:
         return 0
     rows = _rows_without_idle(table, (Phase.R,))
     # the first group passes stage 0 before the first worker turns to its next stage
-    first = itertools.takewhile(lambda op: op.stage == 0, itertools.chain(*rows[0]))
+    first_row = (op for op in itertools.chain(*next(table.rows())) if op.phase != Phase.R)
+    first = itertools.takewhile(lambda op: op.stage == 0, first_row)
     size = len({op.microbatch for op in first})
     name = "interleaved-1f1b" if table.grammar.is_usual else "combined-1f1b"
     options = tuple((sizes | {"group_size": size}).items())
@@ -122,15 +125,15 @@ def interleaved_groups(table: ScheduleTable) -> int:
 
 
 @cached_method
-def _rows_without_idle(
-    table: ScheduleTable, ignored: tuple[Phase, ...]
-) -> tuple[tuple[Cell, ...], ...]:
-    """Return a table's rows without idle cells and without ops of ignored phases."""
-    cells = (
-        [tuple(op for op in cell if op.phase not in ignored) for cell in row]
-        for row in table.rows()
-    )
-    return tuple(tuple(cell for cell in row if cell) for row in cells)
+def _rows_without_idle(table: ScheduleTable, ignored: tuple[Phase, ...]) -> Rows:
+    """Return a table's rows without idle cells and without ops of ignored phases, as bytes."""
+    members = [np.stack(cells[:3], axis=-1) for cells in (table.cells, table.partners)]
+    ops = np.stack(members, axis=2, dtype=np.int64)  # (workers, slots, 2, 3)
+    is_counted = ~np.isin(ops[..., 0], (Phase.IDLE, *ignored))
+    is_pair = np.broadcast_to(is_counted.all(axis=2, keepdims=True), is_counted.shape)
+    arrays = ops[is_counted], is_pair[is_counted], is_counted.sum(axis=(1, 2))
+    phases = tuple(phase for phase in table.used_phases if phase not in ignored)
+    return phases, *(array.tobytes() for array in arrays)
 
 
 # modules with builders: lists of schedules have their order

@@ -125,7 +125,8 @@ def remedies_json(
     explanation: "Explanation", files: Mapping[int, Path], saved: "pj.Scenario | None" = None
 ) -> list[dict[str, Any]]:
     """Return remedies with their commands; `files` has written tables, by number of the remedy."""
-    defaults = dict(table_files(explanation, DEFAULT_FOLDER))
+    has_ring = any(r.search is not None and r.search.kind == "ring" for r in explanation.remedies)
+    defaults = dict(table_files(explanation, DEFAULT_FOLDER if has_ring else None))
     base = explanation.memory.begin.scenario
     return [
         {
