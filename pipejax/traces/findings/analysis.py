@@ -275,11 +275,9 @@ def _first_finding(
     deal: NewDeal | None,
     first_step: int,
 ) -> Suspect | None:
-    """Return the suspect or slow place that costs most; None if no place alone matters.
-
-    `deal` is the redistribution of microbatches; if it saves more, the finding is uneven data.
-    `fault` is the worst fault of the advice; `first_step`, a warm-up, comes last.
-    """
+    """Return the suspect or slow place that costs most; None if no place alone matters."""
+    # `deal` is the redistribution of microbatches; if it saves more, the finding is uneven data.
+    # `fault` is the worst fault of the advice; `first_step`, a warm-up, comes last.
     step, counts = float(shares.recorded.mean()), Counter(suspect.kind for suspect in suspects)
     # a wrong clock takes no time; of many suspects of a kind no place alone matters
     costly = [

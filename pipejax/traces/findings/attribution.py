@@ -233,12 +233,10 @@ class JobSteps:
         ideal_times: Float[NumpyArray, " steps"],
         report: OnProgress,
     ) -> tuple[Float[NumpyArray, "names steps"], Float[NumpyArray, "names steps"]]:
-        """Return the time that each name, such as ("worker", "3"), saves and adds [s].
-
-        It saves time if its nodes, which its mask selects, take their ideal times and all others
-        their recorded ones; `step_times` are as recorded. It adds time in the reverse case to
-        `ideal_times`, the steps in which all nodes are ideal.
-        """
+        """Return the time that each name, such as ("worker", "3"), saves and adds [s]."""
+        # It saves time if its nodes, which its mask selects, take their ideal times and all others
+        # their recorded ones; `step_times` are as recorded. It adds time in the reverse case to
+        # `ideal_times`, the steps in which all nodes are ideal.
         recorded_durations, ideal_durations = self.duration.T, self.ideal(ideal).T
         shape = len(names), len(self.steps)
         without_fault, fault_alone = np.zeros(shape), np.zeros(shape)

@@ -173,10 +173,8 @@ def measured_costs(
 
 
 def cost_fields(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArray]:
-    """Return mean op times [s] as fields of `Costs`, by stage or by stage and microbatch.
-
-    `shape` is (stages) or (stages, microbatches). A place without an op takes the mean of others.
-    """
+    """Return mean op times [s] as fields of `Costs`, by stage or by stage and microbatch."""
+    # `shape` is (stages) or (stages, microbatches). A place without an op takes the mean of others.
     fields, size = {}, math.prod(shape)
     for kind, kind_ops in ops.by_kind():
         place = np.ravel_multi_index((kind_ops.stage, kind_ops.microbatch)[: len(shape)], shape)

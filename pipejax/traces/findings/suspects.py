@@ -161,10 +161,8 @@ def _with_rank(suspect: Suspect, ranks: Mapping[tuple[int, int], int]) -> Suspec
 
 
 def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
-    """Return for each value the median of the others, its excess, and its excess over its error.
-
-    `errors` are standard errors of the values; the spread of the other values adds to them.
-    """
+    """Return for each value the median of the others, its excess, and its excess over its error."""
+    # `errors` are standard errors of the values; the spread of the other values adds to them.
     # values 1 2 9 -> medians 5.5 5 1.5, excesses -4.5 -3 7.5
     size = len(values)
     if size < 2:
@@ -343,10 +341,8 @@ class _MicrobatchTimes(NamedTuple):
 
 
 def _separate(logs: CellLogs) -> tuple[Float[NumpyArray, "runs microbatches"], CellLogs, float]:
-    """Return the excess of each microbatch on most stages, op times without it, and their noise.
-
-    All are logarithms (runs, stages, microbatches); the noise is a standard deviation.
-    """
+    """Return the excess of each microbatch on most stages, op times without it, and their noise."""
+    # All are logarithms (runs, stages, microbatches); the noise is a standard deviation.
     # A long microbatch exceeds the medians of most stages, a slow worker those of its own stages.
     excess = logs - _stage_medians(logs)
     # lower quartile over stages, so that one interrupted op does not make a microbatch slow
@@ -383,10 +379,8 @@ def _split_pairs(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
 def _slow_links(
     pipelines: Pipelines, wrong_workers: set[int], median_op: float
 ) -> Iterator[Suspect]:
-    """Yield links between workers whose two quickest messages are slow, if an op waited for one.
-
-    Then yield links that are slow in one replica. Workers with a wrong clock are skipped.
-    """
+    """Yield links between workers whose two quickest messages are slow, if an op waited for one."""
+    # Then yield links that are slow in one replica. Workers with a wrong clock are skipped.
     ends = link_workers(pipelines.table)
     # by (sender, receiver), all messages; by (sender, receiver, link), those of one boundary
     times: dict[tuple[int, ...], list[NumpyArray]] = {}
@@ -465,11 +459,9 @@ def _starved_hosts(pipelines: Pipelines, times: _MicrobatchTimes) -> Iterator[Su
 
 
 def _without_shadows(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> list[Suspect]:
-    """Drop the workers, stages and links that a starved host makes slow.
-
-    A host is starved if its device waits for launches. Hosts of workers with a single op that is
-    launched late, a "launch", are dropped, too.
-    """
+    """Drop the workers, stages and links that a starved host makes slow."""
+    # A host is starved if its device waits for launches. Hosts of workers with a single op that is
+    # launched late, a "launch", are dropped, too.
     late = [row.place["worker"] for row in suspects if row.kind == "launch"]
     suspects = [row for row in suspects if row.kind != "host" or row.place["worker"] not in late]
     hosts = {row.place["worker"]: row.seconds for row in suspects if row.kind == "host"}
@@ -582,10 +574,8 @@ def _with_costs(
 def _mean_ratio(
     suspect: Suspect, times: _MicrobatchTimes, odd: Sequence[int]
 ) -> tuple[Cells, float]:
-    """Return the cells of a suspect, and the mean ratio of their times to its peers' times.
-
-    Odd steps, which are slow as a whole, do not count unless the suspect is a place in one step.
-    """
+    """Return the cells of a suspect, and the mean ratio of their times to its peers' times."""
+    # Odd steps, which are slow as a whole, do not count unless the suspect is a place in one step.
     cells, in_usual_step = times.cells(suspect.place), ~np.isin(times.step, odd)[:, None, None]
     if "step" not in suspect.place:
         cells &= in_usual_step
@@ -603,11 +593,10 @@ def _savings(
     factors: Float[NumpyArray, " slices_and_1"],
     link_factors: Float[NumpyArray, " links_and_1"],
 ) -> list[float]:
-    """Return the time that each step saves if factors multiply times of slices and links [s].
-
-    The steps are that of the place, or all but odd steps. Factors on links apply to the replica of
-    the place, or to all. The last factors, at index -1, are 1: for nodes without slice or link.
-    """
+    """Return the time that each step saves if factors multiply times of slices and links [s]."""
+    # The steps are that of the place, or all but odd steps. Factors on links apply to the replica
+    # of the place, or to all. The last factors, at index -1, are 1: for nodes without slice or
+    # link.
     saved, step = [], place.get("step")
     for job in jobs:
         is_step = [k == step if step is not None else k not in odd for k in job.steps]

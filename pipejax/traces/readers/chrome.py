@@ -57,11 +57,9 @@ _DAMAGE = (StopIteration, ValueError, RecursionError)
 def read_events(
     pieces: Iterator[str], header: dict[str, Any], faults: "Counter[str]"
 ) -> Iterator[Event]:
-    """Yield the events of a trace file, whose text comes in pieces.
-
-    A file is a list of events, or an object that holds it as "traceEvents"; it may end early. The
-    other keys of the object are added to `header`; `faults` counts the damages by their reason.
-    """
+    """Yield the events of a trace file, whose text comes in pieces."""
+    # A file is a list of events, or an object that holds it as "traceEvents"; it may end early. The
+    # other keys of the object are added to `header`; `faults` counts the damages by their reason.
     parts, why = [], EARLY
     try:
         for piece in pieces:
@@ -358,11 +356,9 @@ def _read_file(
 def _rank_rows(
     events: _EventCollector, info: Mapping[str, Any], name_rank: int | None, is_cut: bool
 ) -> list[Rows]:
-    """Return the slices of each process that labels ops; an unknown rank is NONE.
-
-    `info` is the file's record of its rank, `name_rank` the rank in its name; `is_cut` says whether
-    the file ends early.
-    """
+    """Return the slices of each process that labels ops; an unknown rank is NONE."""
+    # `info` is the file's record of its rank, `name_rank` the rank in its name; `is_cut` says
+    # whether the file ends early.
     rank, world = info.get("rank"), info.get("world_size")
     rank = rank if type(rank) is int and rank >= 0 else name_rank
     syncs = [(start, end) for start, end, thread in events.waits if thread in events.threads]

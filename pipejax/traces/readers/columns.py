@@ -163,11 +163,9 @@ def _batches(path: Path, request: Request, unstated: set[str]) -> Iterator[Colum
 def _set_unit(
     path: Path, batches: Sequence[Columns], unstated: set[str], phase_names: Mapping[str, str]
 ) -> Iterator[str]:
-    """Convert times without a stated unit to seconds, in place; yield a note on the unit.
-
-    `unstated` names these times: start, end or duration. If rows have an end, `_set_end` finds the
-    unit of their duration.
-    """
+    """Convert times without a stated unit to seconds, in place; yield a note on the unit."""
+    # `unstated` names these times: start, end or duration. If rows have an end, `_set_end` finds
+    # the unit of their duration.
     roles = {role for batch in batches for role in batch if role in _TIMES}
     roles -= {"duration"} if "end" in roles else set()
     stated, unstated = roles - unstated, roles & unstated

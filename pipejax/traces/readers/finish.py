@@ -29,11 +29,10 @@ def finish_trace(
     *,
     by_step: bool = False,
 ) -> Trace:
-    """Drop invalid rows, infer missing numbers of ops, and return the trace.
-
-    `columns` have one entry per slice; numbers may be NaN. A column `chunk`, the number of a stage
-    on its worker, may replace `stage`. With `by_step`, the clock of a worker restarts in each step.
-    """
+    """Drop invalid rows, infer missing numbers of ops, and return the trace."""
+    # `columns` have one entry per slice; numbers may be NaN. A column `chunk`, the number of a
+    # stage on its worker, may replace `stage`. With `by_step`, the clock of a worker restarts in
+    # each step.
     kind = np.array([KINDS.get(name, NONE) for name in phases], np.int64)[columns["phase"]]
     checks = [(~np.isfinite(columns[name]), f"its {name} is no finite number") for name in TIMES]
     checks.append((columns["end"] < columns["start"], "it ends before it starts"))
@@ -130,11 +129,9 @@ def place_ranks(
     replicas: int,
     build: Callable[[Places, int], Trace],
 ) -> Trace:
-    """Assign ranks to replicas so that every op starts after its inputs; return that trace.
-
-    `parts` are the columns of each rank's ops; `replicas` is 0 if the user states none. `build`
-    makes the trace from (replica, worker) of each rank, and the number of workers.
-    """
+    """Assign ranks to replicas so that every op starts after its inputs; return that trace."""
+    # `parts` are the columns of each rank's ops; `replicas` is 0 if the user states none. `build`
+    # makes the trace from (replica, worker) of each rank, and the number of workers.
     ops = [
         {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OP_FIELDS), strict=True)}
         for part in parts

@@ -203,10 +203,8 @@ def _read_payload(
 def _read_work(
     table: str, database: "Connection", by_number: dict[int, _Process], keys: dict[Key, int]
 ) -> None:
-    """Add the device work in a table to its processes, with the call that launched it.
-
-    `keys` numbers the collectives of all files; new ones are added.
-    """
+    """Add the device work in a table to its processes, with the call that launched it."""
+    # `keys` numbers the collectives of all files; new ones are added.
     # older exports have no globalPid: a kernel belongs to the process of its call
     has_process = bool(
         database.execute(

@@ -53,11 +53,9 @@ def passing_rows(
     what: str,
     numbers: Int[NumpyArray, " rows"] | None = None,
 ) -> tuple[Bool[NumpyArray, " rows"], list[LeftOut]]:
-    """Return whether each row passes all checks, and how many rows fail each check first.
-
-    A check is a pair: a mask of wrong rows, and the reason. `what` says what a row is ("ops");
-    `numbers` are the row numbers in the file, which entries then list.
-    """
+    """Return whether each row passes all checks, and how many rows fail each check first."""
+    # A check is a pair: a mask of wrong rows, and the reason. `what` says what a row is ("ops");
+    # `numbers` are the row numbers in the file, which entries then list.
     passes = np.ones(len(checks[0][0]), bool)
     left_out = []
     for is_wrong, why in checks:

@@ -32,10 +32,8 @@ _RANK = re.compile(r"((?:[cdept]p_)?)rank[_-]?(\d{1,6})")
 
 
 def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
-    """Read a file for each rank, and any files that state the sizes of the run.
-
-    The file rank_3.json holds {step: {"fwd_start": [..], "fwd_end": [..], ..}, ..}, in ms.
-    """
+    """Read a file for each rank, and any files that state the sizes of the run."""
+    # The file rank_3.json holds {step: {"fwd_start": [..], "fwd_end": [..], ..}, ..}, in ms.
     user_sizes = request.sizes
     size_paths = [path for path in paths if not _LIST_OF_TIMES.search(read_head(path))]
     rank_paths = [path for path in paths if path not in size_paths]
@@ -85,12 +83,10 @@ def _read_ranks(paths: Sequence[Path], request: Request) -> dict[int, dict[str, 
 def check_ranks(
     ranks: Collection[int], file_world: int, user_world: int, request: Request, hint: str = ""
 ) -> list[str]:
-    """Check that every rank has a readable file; return a note if no file states the world size.
-
-    A world size is the number of ranks, as files or the user state it; 0 if unknown. If the user
-    states it, missing ranks are entries of `left_out`, else an error. `hint` ends that error;
-    {world} in it becomes the world size.
-    """
+    """Check that every rank has a readable file; return a note if no file states the world size."""
+    # A world size is the number of ranks, as files or the user state it; 0 if unknown. If the user
+    # states it, missing ranks are entries of `left_out`, else an error. `hint` ends that error;
+    # {world} in it becomes the world size.
     world = user_world or file_world or max(ranks, default=-1) + 1
     largest = max(ranks, default=-1)
     if user_world and largest >= user_world:

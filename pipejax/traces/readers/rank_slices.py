@@ -96,11 +96,9 @@ def drop_outer_ranges(rows: Rows, cells: Cells, request: Request) -> Rows:
 def _with_steps(
     ranks: Sequence[Rows], cells: Cells, request: Request, notes: list[str], *, has_clock: bool
 ) -> list[Rows]:
-    """Return the slices of all ranks with their steps; list those outside all steps.
-
-    Marks of steps decide, if there are any. Else a step begins at each first op of a rank. If the
-    ranks have a common clock, marks at the same time are of one step, and a note says so.
-    """
+    """Return the slices of all ranks with their steps; list those outside all steps."""
+    # Marks of steps decide, if there are any. Else a step begins at each first op of a rank. If the
+    # ranks have a common clock, marks at the same time are of one step, and a note says so.
     if any(rank.marks for rank in ranks):
         if has_clock:
             ranks = _with_common_numbers(ranks, notes)
@@ -119,11 +117,9 @@ def _with_steps(
 
 
 def _match_steps(ranks: Sequence[Rows], begins: Sequence[NumpyArray]) -> list[NumpyArray]:
-    """Number the steps of all ranks by their begins; OUTSIDE if a rank's numbers are in doubt.
-
-    The k-th steps of all ranks with the usual number of steps are one step. The steps of other
-    ranks, whose trace begins late or ends early, or repeats or lacks an op, are matched in time.
-    """
+    """Number the steps of all ranks by their begins; OUTSIDE if a rank's numbers are in doubt."""
+    # The k-th steps of all ranks with the usual number of steps are one step. The steps of other
+    # ranks, whose trace begins late or ends early, or repeats or lacks an op, are matched in time.
     frequency = Counter(len(begin) for begin in begins if len(begin))
     usual_count = max(frequency, key=lambda count: (frequency[count], count))
     usual_begin = next(begin for begin in begins if len(begin) == usual_count)
@@ -177,11 +173,9 @@ def _with_marks(rank: Rows, steps: Int[NumpyArray, " marks"]) -> Rows:
 
 
 def _steps_by_first_op(rows: Rows, cells: Cells) -> tuple[Steps, Float[NumpyArray, " steps"]]:
-    """Count each run of a rank's first op as a step; return each slice's step and step starts.
-
-    A step that began before the trace has the start NaN. A slice that is no op belongs to the step
-    of the op before it; a receive or an unshard, to that of the op after it.
-    """
+    """Count each run of a rank's first op as a step; return each slice's step and step starts."""
+    # A step that began before the trace has the start NaN. A slice that is no op belongs to the
+    # step of the op before it; a receive or an unshard, to that of the op after it.
     first_ops = [cell[0] if cell else LabelOp("", 0, 0) for cell in cells]
     is_op = np.array([op.phase in OPS for op in first_ops], bool)[rows.label]
     is_before = np.array([op.phase in _BEFORE for op in first_ops], bool)[rows.label]
@@ -210,12 +204,10 @@ def _steps_by_first_op(rows: Rows, cells: Cells) -> tuple[Steps, Float[NumpyArra
 def _align_steps(
     begin: Float[NumpyArray, " steps"], usual_begin: Float[NumpyArray, " others"], *, is_cut: bool
 ) -> Int[NumpyArray, " steps"] | None:
-    """Number a rank's steps like the nearest steps in time of a usual rank; None if in doubt.
-
-    Starts are NaN for a step that began before the trace. A usual rank begins its steps at 0 10 20:
-    a rank that begins them at 11 21 has steps 1 and 2. As clocks may be wrong, either the first
-    steps of both must agree or, unless the rank's file is cut, the last ones.
-    """
+    """Number a rank's steps like the nearest steps in time of a usual rank; None if in doubt."""
+    # Starts are NaN for a step that began before the trace. A usual rank begins its steps at 0 10
+    # 20: a rank that begins them at 11 21 has steps 1 and 2. As clocks may be wrong, either the
+    # first steps of both must agree or, unless the rank's file is cut, the last ones.
     present, offset = np.flatnonzero(~np.isnan(begin)), int(np.isnan(usual_begin).sum())
     usual_begin = usual_begin[offset:]
     if not len(present) or not len(usual_begin):
@@ -242,11 +234,9 @@ _REPLICAS_HINT = f"; if these run several replicas, {_WORLD} leaves out those of
 
 
 def _are_pipeline(ranks: Mapping[int, Rows], cells: Cells, stride: int, world: int) -> bool:
-    """Return whether the recorded ranks 0, stride, 2 stride, .. are the workers of one pipeline.
-
-    They are all such ranks of the world (its size is 0 if unknown), the labels name forwards of all
-    stages, and no two ranks run the same forward.
-    """
+    """Return whether the recorded ranks 0, stride, 2 stride, .. are the workers of one pipeline."""
+    # They are all such ranks of the world (its size is 0 if unknown), the labels name forwards of
+    # all stages, and no two ranks run the same forward.
     stages = {op.stage for cell in cells for op in cell if op.phase == "F"}
     is_whole = [*range(0, world or stride * len(ranks), stride)] == sorted(ranks)
     return is_whole and stages == {*range(len(stages))} and not _have_replicas(ranks, cells)
@@ -259,11 +249,9 @@ def join_ranks(
     keys: Sequence[Key] = (),
     inferred: Sequence[str] = (),
 ) -> Trace:
-    """Join the slices of all ranks into a trace, with times counted from the first slice.
-
-    `cells` are the ops of each label by its number, `keys` the collectives by number, for the
-    clocks of files. `inferred` are notes on numbers that no file states.
-    """
+    """Join the slices of all ranks into a trace, with times counted from the first slice."""
+    # `cells` are the ops of each label by its number, `keys` the collectives by number, for the
+    # clocks of files. `inferred` are notes on numbers that no file states.
     ranks, notes, has_clock = _merge_files(files, keys, request)
     if not ranks:
         return empty_trace(request.left_out)
@@ -357,10 +345,8 @@ def _place_columns(
     *,
     is_numbered: bool,
 ) -> Columns:
-    """Join the columns of ranks, add replica and worker, and drop columns that no label states.
-
-    `is_numbered` says whether labels number all ops but the weight gradients of DualPipeV.
-    """
+    """Join the columns of ranks, add replica and worker, and drop columns that no label states."""
+    # `is_numbered` says whether labels number all ops but the weight gradients of DualPipeV.
     rank_columns = []
     for part, (replica, worker) in zip(parts, places, strict=True):
         size = len(part["start"])
@@ -388,10 +374,8 @@ def _place_columns(
 def _merge_files(
     files: Sequence[RankFile], keys: Sequence[Key], request: Request
 ) -> tuple[dict[int, Rows], list[str], bool]:
-    """Join the slices of each rank on a common clock.
-
-    Return them by rank, notes on clocks, and whether the files show that their clocks are common.
-    """
+    """Join the slices of each rank on a common clock."""
+    # Return them by rank, notes on clocks, and whether the files show that their clocks are common.
     zeros = [file.zero for file in files if file.ranks and file.zero is not None]
     shifted_files = []
     for path, file_rows, zero in files:
@@ -500,11 +484,9 @@ def _number_weights(columns: Columns, phases: Sequence[str], worker: int, worker
 def _budget_steps(
     trace: Trace, ranks: Sequence[Rows], places: Places, origin: float
 ) -> Iterator[StepBudget]:
-    """Yield the times by cause, `StepBudget`, of each rank and step.
-
-    A step lasts as its mark does, or from its first op to its last. `places` are the replica and
-    worker of each rank; `origin` is the time 0 of the trace on the clock of the files [us].
-    """
+    """Yield the times by cause, `StepBudget`, of each rank and step."""
+    # A step lasts as its mark does, or from its first op to its last. `places` are the replica and
+    # worker of each rank; `origin` is the time 0 of the trace on the clock of the files [us].
     is_op = trace.has_phase(OPS)
 
     def span(ops: Bool[NumpyArray, " slices"]) -> tuple[float, float]:
@@ -554,12 +536,10 @@ def _time_by_kernels(ranks: Sequence[Rows], cells: Cells, request: Request) -> S
 
 
 def _kernel_times(rows: Rows, cells: Cells, request: Request) -> Rows | None:
-    """Return a rank's slices with the times of their kernels; None if ops lack kernels.
-
-    An op takes the time of its kernels on the busiest stream. If no op of a phase and stage has
-    kernels, as I of the first stage, these ops take no time. Ops that lack kernels after the last
-    launch are cut off. It is None if further ops lack kernels that others of their kind have.
-    """
+    """Return a rank's slices with the times of their kernels; None if ops lack kernels."""
+    # An op takes the time of its kernels on the busiest stream. If no op of a phase and stage has
+    # kernels, as I of the first stage, these ops take no time. Ops that lack kernels after the last
+    # launch are cut off. It is None if further ops lack kernels that others of their kind have.
     has_op = np.array([any(op.phase in OPS for op in cell) for cell in cells], bool)
     ops = np.flatnonzero(has_op[rows.label])
     begin, finish, last_launch = _op_kernels(rows, ops)
@@ -624,10 +604,8 @@ def _find_launchers(
 
 
 def _op_columns(rows: Rows, cells: Cells, phases: Sequence[str]) -> Columns:
-    """Return columns of a trace with a row for each op of each slice's label, without its waits.
-
-    A label of a fused pair has two ops. `phases` are the names that the column `phase` counts.
-    """
+    """Return columns of a trace with a row for each op of each slice's label, without its waits."""
+    # A label of a fused pair has two ops. `phases` are the names that the column `phase` counts.
     step = np.zeros(len(rows.start), np.int64) if rows.step is None else rows.step
     start, end = _subtract_waits(rows, step, cells)
     op_rows = [
@@ -646,11 +624,9 @@ def _op_columns(rows: Rows, cells: Cells, phases: Sequence[str]) -> Columns:
 
 
 def _subtract_waits(rows: Rows, step: Steps, cells: Cells) -> tuple[PerSlice, PerSlice]:
-    """Return the starts and ends of slices without their waits for messages [us].
-
-    A RECV ends at the arrival of its message, and the op that waits for it starts then. Slices of a
-    label without a stage receive by themselves.
-    """
+    """Return the starts and ends of slices without their waits for messages [us]."""
+    # A RECV ends at the arrival of its message, and the op that waits for it starts then. Slices of
+    # a label without a stage receive by themselves.
     labels = {op: label for label, cell in enumerate(cells) for op in cell}
     receive_labels = np.full((len(cells), 2), NONE)  # labels of the RECVs that an op waits for
     for label, cell in enumerate(cells):

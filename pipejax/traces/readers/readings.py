@@ -57,11 +57,9 @@ class _Reading(NamedTuple):
 
 
 def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bool) -> list[str]:
-    """Add the missing columns of step, worker, stage and microbatch; return notes on them.
-
-    `kind` is each row's code in `KINDS`, below 0 for a slice that is no op. With `by_step`, the
-    clock of a worker restarts in each step. Exactly one reading (numbers of all ops) may exist.
-    """
+    """Add the missing columns of step, worker, stage and microbatch; return notes on them."""
+    # `kind` is each row's code in `KINDS`, below 0 for a slice that is no op. With `by_step`, the
+    # clock of a worker restarts in each step. Exactly one reading (numbers of all ops) may exist.
     missing = [name for name in _INFERABLE if name not in columns]
     rows = np.flatnonzero(kind >= 0)
     columns.setdefault("replica", np.zeros(len(kind), np.int64))
@@ -195,10 +193,8 @@ def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Ite
 def _step_readings(
     columns: Columns, turn: Numbers, turns: int, missing: Sequence[str], sizes: RunSizes
 ) -> Iterator[_Reading]:
-    """Yield possible numberings (readings) of worker, stage and microbatch.
-
-    `turn` is the number of each op among the `turns` ops of a step with equal columns and kind.
-    """
+    """Yield possible numberings (readings) of worker, stage and microbatch."""
+    # `turn` is the number of each op among the `turns` ops of a step with equal columns and kind.
     is_backward = columns["kind"] > 0
     # without microbatches in the file, only turns distinguish equal ops: they become microbatches
     turn_column = {"microbatch": turn} if "microbatch" in missing else {}
@@ -249,11 +245,9 @@ def _has_ambiguous_weights(columns: Columns) -> bool:
 def _placement_readings(
     columns: Columns, chunk: Numbers, stages: int, microbatches: int | None, workers: int
 ) -> Iterator[_Reading]:
-    """Yield a numbering of stages (a reading) for each placement: looped, in a V, in two pipes.
-
-    `chunk` is the number of an op's stage among the `stages` of its worker; `microbatches` is None
-    if the file states them. Two pipes are possible only then, and if a worker has one stage.
-    """
+    """Yield a numbering of stages (a reading) for each placement: looped, in a V, in two pipes."""
+    # `chunk` is the number of an op's stage among the `stages` of its worker; `microbatches` is
+    # None if the file states them. Two pipes are possible only then, and if a worker has one stage.
     microbatch, worker = columns["microbatch"], columns["worker"]
     # which ops run on the way up, from the last worker to the first
     placements = {"": np.zeros(chunk.shape, bool), "in a V": chunk % 2 == 1}
@@ -269,12 +263,10 @@ def _placement_readings(
 def _order_readings(
     columns: Columns, turn: Numbers, stages: int, microbatches: int, workers: int
 ) -> Iterator[_Reading]:
-    """Yield a reading (all ops, numbered) for each order in which schedules count ops.
-
-    `stages` is the number per worker, `turn` the number of an op among those of its kind in its
-    step and worker. In an order, a group of microbatches passes all stages of a worker before the
-    next group does: interleaved, breadth first, or as a registered schedule.
-    """
+    """Yield a reading (all ops, numbered) for each order in which schedules count ops."""
+    # `stages` is the number per worker, `turn` the number of an op among those of its kind in its
+    # step and worker. In an order, a group of microbatches passes all stages of a worker before the
+    # next group does: interleaved, breadth first, or as a registered schedule.
     orders: list[tuple[str, int | None, bool]] = [("by turns", None, False)]
     if stages > 1:
         orders.append(("breadth first", microbatches, False))
@@ -345,11 +337,9 @@ def _find_pipes(columns: Columns) -> Numbers:
 
 
 def _consistent_readings(readings: Sequence[_Reading], *, by_step: bool) -> list[_Reading]:
-    """Return the readings (numberings of all ops) in which no op starts before its inputs end.
-
-    Tolerances are the clock error, then the rounding of times: the first that leaves a reading
-    counts. Clocks are taken as recorded, and, if no reading is left, as corrected.
-    """
+    """Return the readings (numberings of all ops) in which no op starts before its inputs end."""
+    # Tolerances are the clock error, then the rounding of times: the first that leaves a reading
+    # counts. Clocks are taken as recorded, and, if no reading is left, as corrected.
     traces = [
         Trace.from_columns(
             reading.columns | {"phase": reading.columns["kind"]}, (*KINDS,), has_step_clocks=by_step
@@ -367,10 +357,8 @@ def _consistent_readings(readings: Sequence[_Reading], *, by_step: bool) -> list
 
 
 def _violation(trace: Trace) -> float:
-    """Return the largest time by which an op starts too early [s]; inf if ops miss or repeat.
-
-    An op is too early if it starts before the end of an input or of its worker's previous op.
-    """
+    """Return the largest time by which an op starts too early [s]; inf if ops miss or repeat."""
+    # An op is too early if it starts before the end of an input or of its worker's previous op.
     pipeline, kind = number_groups(trace.replica, trace.step), _MERGED_KINDS[trace.phase]
     op_count = np.bincount(pipeline)
     has_usual_count = op_count == Counter(op_count.tolist()).most_common(1)[0][0]

@@ -35,10 +35,8 @@ class CutError(ValueError):
 
 
 def read_bytes(path: Path, on_bytes: OnBytes) -> Iterator[bytes]:
-    """Yield the content of a file, decompressed if it is gzip, regardless of its suffix.
-
-    Raises CutError, after all readable content, where gzip is damaged or ends early.
-    """
+    """Yield the content of a file, decompressed if it is gzip, regardless of its suffix."""
+    # Raises CutError, after all readable content, where gzip is damaged or ends early.
     with path.open("rb") as file:
         is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
         file.seek(0)

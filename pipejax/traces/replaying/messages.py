@@ -183,11 +183,9 @@ def simple_evidence(pipelines: Pipelines) -> list[MessageEvidence]:
 
 
 def scale_links(pipelines: Pipelines) -> Pipelines:
-    """Return the pipelines with factors on the message times of links that a few replicas slow.
-
-    For each link, the median message of a replica is compared with those of the other replicas;
-    messages count if an op waited for them.
-    """
+    """Return the pipelines with factors on the message times of links that a few replicas slow."""
+    # For each link, the median message of a replica is compared with those of the other replicas;
+    # messages count if an op waited for them.
     replica = np.array([pipeline.replica for pipeline in pipelines.pipelines])
     replicas, num_links = np.unique(replica), 2 * (pipelines.table.num_stages - 1)
     if len(replicas) < 2 or len(pipelines.tables) > 1 or np.ndim(pipelines.link_scales):
@@ -266,11 +264,9 @@ def best_evidence(seconds: Seconds, strength: Strength) -> NumpyArray:
 def estimate(
     evidence: Sequence[MessageEvidence], workers: LinkWorkers, average: Average
 ) -> LinkEstimate:
-    """Estimate the message time of each link as an average of its strongest evidence.
-
-    Without evidence it is that of messages between the same workers, or else of all messages, and
-    at most the upper bound. `workers` are the sender and receiver of each link.
-    """
+    """Estimate the message time of each link as an average of its strongest evidence."""
+    # Without evidence it is that of messages between the same workers, or else of all messages, and
+    # at most the upper bound. `workers` are the sender and receiver of each link.
     link_evidence = [*by_link(evidence, len(workers))]
     observed = [seconds[strength == WAITED] for seconds, strength in link_evidence]
     all_observed = np.concatenate([[], *observed])
@@ -288,12 +284,10 @@ def estimate(
 
 
 def link_times(messages: Sequence[Messages], workers: LinkWorkers) -> Iterator[LinkTimes]:
-    """Yield four candidates for the message times of all links [s].
-
-    Times are consistent with the link model, or as if no message waited for another. Either is an
-    average of observed times: the median suits messages that differ, the lower quartile messages
-    that waited in queues that the link model lacks.
-    """
+    """Yield four candidates for the message times of all links [s]."""
+    # Times are consistent with the link model, or as if no message waited for another. Either is an
+    # average of observed times: the median suits messages that differ, the lower quartile messages
+    # that waited in queues that the link model lacks.
     evidence = [table.evidence(table.end) for table in messages]
     for average in (median, partial(np.quantile, q=0.25, method="lower")):
         times = estimate(evidence, workers, average).times

@@ -279,11 +279,10 @@ def group_ops(trace: Trace, slices: Int[NumpyArray, " n"]) -> list[Int[NumpyArra
 def _has_cause(
     pipelines: Pipelines, slices: Int[NumpyArray, " n"], delay: Float[NumpyArray, " slices"]
 ) -> Bool[NumpyArray, " n"]:
-    """Return for each of n delayed ops whether the trace explains its delay.
-
-    A slice that is no op may run meanwhile, or another worker stalls as long at about the same time
-    in the step: then the whole job paused. `slices` are the ops, `delay` is that of each slice [s].
-    """
+    """Return for each of n delayed ops whether the trace explains its delay."""
+    # A slice that is no op may run meanwhile, or another worker stalls as long at about the same
+    # time in the step: then the whole job paused. `slices` are the ops, `delay` is that of each
+    # slice [s].
     trace = pipelines.trace
     ops = np.concatenate([run.slices for run in pipelines.pipelines])
     begin, end, seconds = trace.start[slices] - delay[slices], trace.start[slices], delay[slices]

@@ -161,11 +161,9 @@ def _cost_links(program: Program, position: Int[NumpyArray, " some"]) -> Int[Num
 def _add_non_ops(
     builder: _GraphBuilder, rows: Sequence[Sequence[Row]], non_ops: Sequence[NonOp]
 ) -> None:
-    """Add nodes for slices that are no ops between the cells of their workers.
-
-    `rows` has the nodes of cells by replica and worker; `non_ops` are in order of time. Members of
-    a collective wait for a gate node, which waits for the predecessors of all members.
-    """
+    """Add nodes for slices that are no ops between the cells of their workers."""
+    # `rows` has the nodes of cells by replica and worker; `non_ops` are in order of time. Members
+    # of a collective wait for a gate node, which waits for the predecessors of all members.
     groups = sorted({non_op.group for non_op in non_ops} - {NONE})
     gates = {group: int(builder.add_nodes(1)[0]) for group in groups}
     # last slice by replica, worker and is_beside: number of cells before it, and its node
