@@ -83,10 +83,8 @@ def checked_times(count: int, **times: PerStage) -> list[Float[NumpyArray, " sta
 
 
 def chunk_seconds(sizes: Any, fixed: Any, per_token: Any, per_pair: Any, per_prefix: Any) -> Any:
-    """Return each chunk's time a + b n + c (n p + n^2 / 2) + g p [s], (..., stages, chunks).
-
-    The times a, b, c and g are (stages); sizes n are (..., chunks), and p follow from them.
-    """
+    """Return each chunk's time a + b n + c (n p + n^2 / 2) + g p [s], (..., stages, chunks)."""
+    # The times a, b, c and g are (stages); sizes n are (..., chunks), and p follow from them.
     prefix = xp.cumsum(sizes, axis=-1) - sizes  # p: chunks of 50 30 20 tokens follow 0 50 80
     token_pairs = sizes * (prefix + sizes / 2)
     a, b, c, g = (time[:, None] for time in (fixed, per_token, per_pair, per_prefix))

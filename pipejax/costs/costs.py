@@ -399,10 +399,8 @@ _FREE = {field.name: 0.0 for field in dataclasses.fields(Costs) if field.default
 
 
 def unchecked_costs(leaves: Mapping[str, Any], filled_in: Iterable[str] | None = None) -> Costs:
-    """Make costs from a mapping of fields without any check; missing fields become None.
-
-    `filled_in` are fields that follow from others, as I = 1 from B = 2; None if that is unknown.
-    """
+    """Make costs from a mapping of fields without any check; missing fields become None."""
+    # `filled_in` are fields that follow from others, as I = 1 from B = 2; None if that is unknown.
     costs = object.__new__(Costs)
     vars(costs).update({**dict.fromkeys(FIELDS), **leaves})
     if filled_in is not None:

@@ -32,10 +32,8 @@ def build_for_run(
 def for_times(
     builder: Builder, size: Options, options: Options, price: Callable[[ScheduleTable], Costs]
 ) -> dict[str, Any]:
-    """Return a builder's options, with times if it plans the order of ops from times.
-
-    `size` has the numbers of workers and microbatches; `price` returns the costs [s] of a table.
-    """
+    """Return a builder's options, with times if it plans the order of ops from times."""
+    # `size` has the numbers of workers and microbatches; `price` returns the costs [s] of a table.
     if not is_planned(builder, options):
         return dict(options)
     costs = price(similar_table(builder, size, options))
@@ -53,12 +51,10 @@ def is_planned(builder: Builder, options: Options) -> bool:
 def plans(
     builder: Builder, options: Options, costs: Mapping[str, Any]
 ) -> Iterator[tuple[Int[NumpyArray, " rows"], dict[str, Any]]]:
-    """Group configurations of a batch of costs that get the same plan, an order of ops.
-
-    Configurations with equal mean times, in units of the mean F, get one plan: F 1 B 2 and F 2 B 4.
-    The first axis of all costs is the batch; `options` precede times from costs. A group is the
-    indices of its configurations, and the builder's arguments for them.
-    """
+    """Group configurations of a batch of costs that get the same plan, an order of ops."""
+    # Configurations with equal mean times, in units of the mean F, get one plan: F 1 B 2 and F 2 B
+    # 4. The first axis of all costs is the batch; `options` precede times from costs. A group is
+    # the indices of its configurations, and the builder's arguments for them.
     batch_size = max(len(leaf) for leaf in costs.values())
 
     def mean(name: str) -> Float[NumpyArray, "batch columns"]:

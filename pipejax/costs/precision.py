@@ -40,11 +40,9 @@ def _has_float64() -> bool:
 
 
 def float_type(*values: Any) -> np.dtype:
-    """Return the float type to use for sums of these values.
-
-    It is float32 if there are arrays, all of them of float32 or smaller, else float64. Python's
-    numbers do not count. Tracers follow JAX's rules.
-    """
+    """Return the float type to use for sums of these values."""
+    # It is float32 if there are arrays, all of them of float32 or smaller, else float64. Python's
+    # numbers do not count. Tracers follow JAX's rules.
     if is_traced(values):
         with accept_type(np.float32):
             return np.dtype(jnp.promote_types(jnp.result_type(float, *values), np.float32))

@@ -56,10 +56,8 @@ class CostSource:
         return dataclasses.replace(self, workload=workload)
 
     def with_stages(self, count: int) -> "CostSource":
-        """Return the source with the number of stages that its times are for, unless it has one.
-
-        A source whose times do not belong to stages is returned unchanged.
-        """
+        """Return the source with the number of stages that its times are for, unless it has one."""
+        # A source whose times do not belong to stages is returned unchanged.
         if self.stages is not None or not self.is_per_stage:
             return self
         return dataclasses.replace(self, stages=count)

@@ -87,11 +87,9 @@ def _hierarchical(spread: Spread) -> Route:
 
 
 def _pairs(spread: Spread) -> Route:
-    """Return the route of an all-to-all: each of n accelerators sends 1 / n to every other.
-
-    If each piece goes to k = `copies` accelerators, one copy travels to each node with any of them,
-    and is passed on inside the node.
-    """
+    """Return the route of an all-to-all: each of n accelerators sends 1 / n to every other."""
+    # If each piece goes to k = `copies` accelerators, one copy travels to each node with any of
+    # them, and is passed on inside the node.
     # Each of N nodes has one of the k accelerators with probability 1 - (1 - 1 / N)^k: with 8
     # copies and 4 nodes, 3.6 nodes get a copy. All but one of N nodes are other nodes; one in q of
     # the accelerators that get a piece, on nodes of q, has the node's copy already.
@@ -142,11 +140,9 @@ def collective_time(
     count: Number = 1.0,
     copies: Number = 0.0,
 ) -> Number:
-    """Return the time [s] of `count` equal collectives in sequence; 0 for one accelerator.
-
-    `kind` is a key of `PASSES` or `DIRECT`; `volume` [B] is of the whole tensor (see the module);
-    `copies` is the number of accelerators that get each piece of an all-to-all, if above 0.
-    """
+    """Return the time [s] of `count` equal collectives in sequence; 0 for one accelerator."""
+    # `kind` is a key of `PASSES` or `DIRECT`; `volume` [B] is of the whole tensor (see the module);
+    # `copies` is the number of accelerators that get each piece of an all-to-all, if above 0.
     #     t = base + hops latency + min(x + simple, x / share),   x = bytes / bandwidth + copies
     # The minimum is over NCCL's protocols Simple and LL: flags beside the data spare waiting
     # (simple), and cost a share of the bandwidth. An all-reduce makes 2 passes and all the copies.
@@ -183,11 +179,9 @@ def collective_time(
 
 
 def _algorithms(system: System, kind: str) -> dict[str, Flag]:
-    """Return whether the system may use an algorithm for a kind of collective, by algorithm.
-
-    Values are booleans, or 0 and 1 for a batch of systems. A tree is for all-reduces alone: for
-    other kinds, its flag allows a ring.
-    """
+    """Return whether the system may use an algorithm for a kind of collective, by algorithm."""
+    # Values are booleans, or 0 and 1 for a batch of systems. A tree is for all-reduces alone: for
+    # other kinds, its flag allows a ring.
     flags = {name: getattr(system.collectives, name) for name in ROUTES}
     if kind != "all_reduce":
         ring, tree = flags["ring"], flags.pop("tree")
@@ -266,11 +260,9 @@ def _num_split_mlps(model: Model, kind: str) -> Number:
 def _tensor_exchanges(
     unit_bytes: Number, units: tuple[Number, Number], count: Number, layout: Layout
 ) -> tuple[Collective, ...]:
-    """List tensor-parallel collectives before and after `count` pairs of matrix products.
-
-    `units` are the widths of the first product's input, which is gathered, and of the second
-    product's output, which is summed; `unit_bytes` are bytes of one unit of all tokens.
-    """
+    """List tensor-parallel collectives before and after `count` pairs of matrix products."""
+    # `units` are the widths of the first product's input, which is gathered, and of the second
+    # product's output, which is summed; `unit_bytes` are bytes of one unit of all tokens.
     scatters = 1.0 * (layout.shared_by > 1) * count  # with sequence parallelism all, else none
     reduces = count - scatters
     regathers = layout.trains_layers * scatters  # of inputs for W

@@ -32,11 +32,9 @@ def num_tokens(model: Model, microbatch_size: Number) -> Number:
 def layer_flop(
     model: Model, microbatch_size: Number, recompute: str = "none", kind: str = "dense"
 ) -> Phases:
-    """Count a layer's FLOP by phase; in a GPT F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2.
-
-    I and W are the input and weight gradients; I includes recomputation. Attention counts all s^2
-    pairs of tokens, as published formulas do, also those that a kernel skips under a causal mask.
-    """
+    """Count a layer's FLOP by phase; in a GPT F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2."""
+    # I and W are the input and weight gradients; I includes recomputation. Attention counts all s^2
+    # pairs of tokens, as published formulas do, also those that a kernel skips under a causal mask.
     # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1.
     recompute = check_recompute(recompute)
     tokens = num_tokens(model, microbatch_size)
@@ -117,11 +115,9 @@ def accelerator_tokens(model: Model, layout: Layout) -> Number:
 def layer_activation_bytes(
     model: Model, layout: Layout = WHOLE, recompute: str = "none", kind: str = "dense"
 ) -> Number:
-    """Return the activation bytes that a layer keeps for a microbatch from F to its backward.
-
-    They are sbh(10 + 24/t + 5as/(ht)) in a GPT. Sequence parallelism divides the 10 by t, too.
-    Selective recomputation drops the last term; full recomputation keeps only the input, 2sbh.
-    """
+    """Return the activation bytes that a layer keeps for a microbatch from F to its backward."""
+    # They are sbh(10 + 24/t + 5as/(ht)) in a GPT. Sequence parallelism divides the 10 by t, too.
+    # Selective recomputation drops the last term; full recomputation keeps only the input, 2sbh.
     # source: Korthikanti et al. (arXiv:2205.05198), Table 2.
     recompute = check_recompute(recompute)
     tokens = accelerator_tokens(model, layout)
@@ -316,10 +312,8 @@ def boundary_bytes(model: Model, layout: Layout = WHOLE) -> Number:
 def buffer_bytes(
     model: Model, layout: Layout, *, dense: Numbers, moe: Numbers, head: Numbers
 ) -> Numbers:
-    """Return bytes of a worker's gradient buffers, for weights and the widest activations.
-
-    `dense`, `moe` and `head` are 1 if the worker has dense layers, layers with experts, the head.
-    """
+    """Return bytes of a worker's gradient buffers, for weights and the widest activations."""
+    # `dense`, `moe` and `head` are 1 if the worker has dense layers, layers with experts, the head.
     # They exist if gradients are accumulated in a wider type, as in Megatron-core; the formulas of
     # the literature omit them. Products write weight gradients in `element_bytes` into a buffer for
     # each shape of matrix that all layers share, as in TransformerEngine; the head has its own, and

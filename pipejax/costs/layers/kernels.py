@@ -63,11 +63,9 @@ def gemm(
     tokens: Number | None = None,
     batch: Number = 1.0,
 ) -> LayerOp:
-    """Return an op that multiplies tokens by weight matrices of `shape` (k, n).
-
-    There are `batch` such products at once, each of `tokens` rows; by default one product of all
-    tokens. Factors have the layout's precision, results the model's. Frozen weights have no W.
-    """
+    """Return an op that multiplies tokens by weight matrices of `shape` (k, n)."""
+    # There are `batch` such products at once, each of `tokens` rows; by default one product of all
+    # tokens. Factors have the layout's precision, results the model's. Frozen weights have no W.
     k, n = shape
     m = accelerator_tokens(model, layout) if tokens is None else tokens
     element, factor = model.element_bytes, operand_bytes(model, layout)
@@ -183,12 +181,10 @@ def smooth_max(first: Number, second: Number, sharpness: Number) -> Number:
 def update_time(
     system: System, volume: Numbers, on_host: Numbers = 0.0, exchanged: Numbers = 0.0
 ) -> Numbers:
-    """Return the time [s] of the optimizer's update, on the accelerator and on the host.
-
-    `volume` (accelerator) and `on_host` are bytes of optimizer memory to read and write. Of the
-    `exchanged` bytes, gradients go to the host before, and weights come back after: Megatron's
-    hybrid optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
-    """
+    """Return the time [s] of the optimizer's update, on the accelerator and on the host."""
+    # `volume` (accelerator) and `on_host` are bytes of optimizer memory to read and write. Of the
+    # `exchanged` bytes, gradients go to the host before, and weights come back after: Megatron's
+    # hybrid optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
     # source: Ren et al., ZeRO-Offload (arXiv:2101.06840), section 4; Megatron Core,
     # optimizer/cpu_offloading/hybrid_optimizer.py.
     check_host(system, on_host)

@@ -86,11 +86,9 @@ MODULE_OPS: Mapping[str, tuple[str, ...]] = {
 def recomputed_shares(
     ops: Iterable[LayerOp], modules: Collection[str]
 ) -> Iterator[tuple[LayerOp, float]]:
-    """Yield each op with the share of its F that recomputation repeats within I.
-
-    `modules` names the recomputed parts of a layer; "half_products" recomputes half of the
-    products, and all other ops except attention.
-    """
+    """Yield each op with the share of its F that recomputation repeats within I."""
+    # `modules` names the recomputed parts of a layer; "half_products" recomputes half of the
+    # products, and all other ops except attention.
     names = {name for module in modules for name in MODULE_OPS.get(module, ())}
     kind_shares = {"gemm": 0.5, "memory": 1.0} if "half_products" in modules else {}
     for op in ops:
@@ -149,11 +147,9 @@ AFTER_NORM = (
 
 
 def _with_casts(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> tuple[LayerOp, ...]:
-    """Return the ops, with a further op for all casts if the precision is below 16 bits.
-
-    A cast reads a tensor once, and writes it by row, and by column for W. F casts the inputs of
-    products, I the gradients of their outputs.
-    """
+    """Return the ops, with a further op for all casts if the precision is below 16 bits."""
+    # A cast reads a tensor once, and writes it by row, and by column for W. F casts the inputs of
+    # products, I the gradients of their outputs.
     if layout.precision in WIDE:
         return ops
     copies = 1 + layout.trains_base
@@ -280,11 +276,9 @@ def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 def whole_layer(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
-    """Return a layer as a single op that reads its weights and activations in each phase.
-
-    FLOP follow the formula, even if a kernel skips masked pairs. I also reads and writes the
-    gradient of the layer's output. Frozen weights have no W; adapters are further ops.
-    """
+    """Return a layer as a single op that reads its weights and activations in each phase."""
+    # FLOP follow the formula, even if a kernel skips masked pairs. I also reads and writes the
+    # gradient of the layer's output. Frozen weights have no W; adapters are further ops.
     t, size = layout.tensor, layout.microbatch_size
     activations = layer_activation_bytes(model, _all_trained(layout), kind=kind)
     boundary, has_w = boundary_bytes(model, layout), 1.0 * layout.trains_base

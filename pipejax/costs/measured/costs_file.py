@@ -57,11 +57,9 @@ COLUMNS: Mapping[str, FileField] = {
 
 
 def read_csv(path: Path) -> dict[str, Any]:
-    """Read a CSV file of costs; return the content that a JSON file of these costs would have.
-
-    Columns are `stage` and times with a unit: F_ms, latency_us, bandwidth_GB_per_s. The row of a
-    stage has the message to the next stage, so the last row has none.
-    """
+    """Read a CSV file of costs; return the content that a JSON file of these costs would have."""
+    # Columns are `stage` and times with a unit: F_ms, latency_us, bandwidth_GB_per_s. The row of a
+    # stage has the message to the next stage, so the last row has none.
     header, *_ = read_lines(path)
     if "stage" not in header:
         raise ValueError(
@@ -212,11 +210,9 @@ def _load(path: str | Path) -> dict[str, Any]:
 
 
 def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = None) -> list[Costs]:
-    """Read measured costs for each machine level, as if all messages used that level's links.
-
-    Levels are links in a node, between nodes, and so on. A file for another number of `stages` than
-    the table's is read, too: `restaged_costs` merges or divides them.
-    """
+    """Read measured costs for each machine level, as if all messages used that level's links."""
+    # Levels are links in a node, between nodes, and so on. A file for another number of `stages`
+    # than the table's is read, too: `restaged_costs` merges or divides them.
     sizes = _Sizes(stages or table.num_stages, table.num_microbatches)
     custom_times = {phase.name: phase.kind.time for phase in table.grammar.custom_phases}
     data = read_fields({**FILE, **dict.fromkeys(custom_times, _SERIES)}, _load(path), str(path))
@@ -287,10 +283,8 @@ def _without_equal_microbatches(times: dict[str, Any]) -> dict[str, Any]:
 def _array(
     value: Any, sizes: _Sizes, places: Literal["stages", "stage boundaries"], where: str
 ) -> PerMicrobatch:
-    """Convert a number or list of a file to an array with a row for each stage or boundary.
-
-    A list has an entry for each of the `places`; an entry is a number, or a list by microbatch.
-    """
+    """Convert a number or list of a file to an array with a row for each stage or boundary."""
+    # A list has an entry for each of the `places`; an entry is a number, or a list by microbatch.
     # 3 stages, 2 microbatches: 5 -> [[5] [5] [5]]; [5, 6, [7, 8]] -> [[5 5] [6 6] [7 8]]
     count = sizes.num_stages if places == "stages" else sizes.num_stages - 1
     entries = value if isinstance(value, list) else [value] * count

@@ -143,11 +143,9 @@ class MegatronLog(NamedTuple):
         return load_arguments("megatron").notes({**self.arguments, **derived}, str(self.path))
 
     def differences(self, model: Model) -> tuple[dict[str, Any], list[str]]:
-        """Compare the log's model with the model that its rows name.
-
-        The result is columns of a row that set the log's values, such as its sequence length, and
-        notes on sizes that differ although no column can set them.
-        """
+        """Compare the log's model with the model that its rows name."""
+        # The result is columns of a row that set the log's values, such as its sequence length, and
+        # notes on sizes that differ although no column can set them.
         try:
             trained = read_model({"name": model.name, **self.model()}, str(self.path))
         except ValueError as error:  # rows need no sizes of the log
@@ -173,11 +171,9 @@ class MegatronLog(NamedTuple):
     def rows(
         self, model: str, trained: Model | None = None, cells: Mapping[str, str] | None = None
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return a row of measured step times per batch size, and notes on what rows leave out.
-
-        `model` and `cells` are columns of all rows. The sizes of the model `trained`, if it is
-        given, are compared with the log's.
-        """
+        """Return a row of measured step times per batch size, and notes on what rows leave out."""
+        # `model` and `cells` are columns of all rows. The sizes of the model `trained`, if it is
+        # given, are compared with the log's.
         for name in _UNSAID:
             if self.text(name):
                 raise ValueError(f"{self.path}: {name} {self.text(name)}: a row cannot say it")

@@ -81,10 +81,9 @@ def read_rows(path: str | Path, stack: str | Path | None = None) -> MeasuredRows
 
 
 def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
-    """Read a simulator's CSV of predictions; return `seconds` and `memory_bytes` (count).
-
-    The column `row` has the number of the measured row, from 1. Rows without a prediction are NaN.
-    """
+    """Read a simulator's CSV of predictions; return `seconds` and `memory_bytes` (count)."""
+    # The column `row` has the number of the measured row, from 1. Rows without a prediction are
+    # NaN.
     fields = {"row": FileField(whole(1, count)), **MEASURED}
     predictions = read_cells(Path(path), fields, lambda _, cells: with_defaults(fields, cells))
     columns = {name: np.full(count, np.nan) for name in MEASURED}
@@ -257,11 +256,9 @@ def _profiled_op(columns: dict[str, Any], cells: dict[str, Any]) -> dict[str, An
 
 
 def _experts(model: Model, sizes: Mapping[str, Any]) -> MixtureOfExperts | None:
-    """Return the model's experts with a row's sizes; for a dense model, experts like its MLP.
-
-    `sizes` are by field of `Model`; those of experts begin with "moe.". A dense model stays dense
-    without a number of experts.
-    """
+    """Return the model's experts with a row's sizes; for a dense model, experts like its MLP."""
+    # `sizes` are by field of `Model`; those of experts begin with "moe.". A dense model stays dense
+    # without a number of experts.
     changes = {
         name.removeprefix("moe."): size for name, size in sizes.items() if name.startswith("moe.")
     }

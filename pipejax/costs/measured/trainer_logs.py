@@ -130,11 +130,9 @@ def step_times(lines: Iterable[TimedLine]) -> list[list[float]]:
 
 
 def rows_by_batch(path: Path, lines: Iterable[TimedLine]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a row with the mean step time for each batch size, and notes on dropped lines.
-
-    A mean leaves out lines without a time, and the first step of each run, which warms up, if the
-    run has further steps. A row has no spread of 0: clocks were too coarse for it.
-    """
+    """Return a row with the mean step time for each batch size, and notes on dropped lines."""
+    # A mean leaves out lines without a time, and the first step of each run, which warms up, if the
+    # run has further steps. A row has no spread of 0: clocks were too coarse for it.
     batches: dict[int, list[TimedLine]] = {}
     for line in lines:
         batches.setdefault(line.batch, []).append(line)
@@ -246,10 +244,8 @@ class TrainerLog(NamedTuple):
     def rows(
         self, model: str, trained: Model, columns: Mapping[str, str]
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return a row of step times per batch size, with the user's columns, and notes.
-
-        The sequence length of the model `trained` turns tokens per second into sequences.
-        """
+        """Return a row of step times per batch size, with the user's columns, and notes."""
+        # The sequence length of the model `trained` turns tokens per second into sequences.
         names = {name for line in self.iterations for name in line}
         # a line that was cut lacks a number that the other lines have
         lines = [line for line in self.iterations if line.keys() == names] or [*self.iterations]

@@ -732,11 +732,10 @@ def launcher_defaults(
     stack: Stack | str | Path | None = None,
     workers: int | None = None,
 ) -> tuple[Model, Stack, dict[str, Any]]:
-    """Return model, software stack and workload defaults for a launcher, or for none if None.
-
-    A model's own gradient bytes precede those of the launcher, and a requested `stack` precedes the
-    stack of the system's calibration. `workers` is the number of pipeline workers, if it is known.
-    """
+    """Return model, software stack and workload defaults for a launcher, or for none if None."""
+    # A model's own gradient bytes precede those of the launcher, and a requested `stack` precedes
+    # the stack of the system's calibration. `workers` is the number of pipeline workers, if it is
+    # known.
     software = machine_software(system, stack)
     if name is None:
         return software.model(model), software, fields_for(model, software.workload)

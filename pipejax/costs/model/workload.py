@@ -441,11 +441,9 @@ def build_stages(
     mtp: PerStage | None = None,
     places: Sequence[int] = (),
 ) -> Stages:
-    """Describe the stages of a schedule by their layers and their workers' places.
-
-    By default, layers that predict further tokens are on the last stage (shares `mtp`), and
-    worker k is at place k.
-    """
+    """Describe the stages of a schedule by their layers and their workers' places."""
+    # By default, layers that predict further tokens are on the last stage (shares `mtp`), and
+    # worker k is at place k.
     ends = np.eye(table.num_stages)  # rows: 1 0 .. 0 for the first stage, 0 .. 0 1 for the last
     is_held = np.zeros((table.num_workers, table.num_stages))
     for pipe in table.placement:
@@ -485,10 +483,8 @@ def _ends_step(table: ScheduleTable) -> Float[NumpyArray, " stages"]:
 def find_stages(
     workload: Workload, table: ScheduleTable, assigned: StageLayers | Stages | None
 ) -> Stages:
-    """Return `assigned` if these are stages already, else build the stages of a schedule.
-
-    `assigned` may also be the layers of the stages; if None, `assign_layers` assigns them.
-    """
+    """Return `assigned` if these are stages already, else build the stages of a schedule."""
+    # `assigned` may also be the layers of the stages; if None, `assign_layers` assigns them.
     if isinstance(assigned, Stages):
         return assigned
     layers = assign_layers(workload, table) if assigned is None else assigned
@@ -507,12 +503,10 @@ def layer_kinds(model: Model, layout: Layout) -> tuple[tuple[str, Layout], ...]:
 def layers_by_kind(
     model: Model, layout: Layout, stages: Stages, layers: PerStage, extra: PerStage | float = 0.0
 ) -> tuple[PerStage, ...]:
-    """Count the first `layers` of each stage by kind: (stages) for each of `layer_kinds`.
-
-    A model's first layers are dense, the others may have experts. `extra` layers of a stage are of
-    the last of these two kinds. If first and last layers of the model ("wide" ones) stay in 16
-    bits, each kind comes twice: narrow layers first, then wide layers.
-    """
+    """Count the first `layers` of each stage by kind: (stages) for each of `layer_kinds`."""
+    # A model's first layers are dense, the others may have experts. `extra` layers of a stage are
+    # of the last of these two kinds. If first and last layers of the model ("wide" ones) stay in 16
+    # bits, each kind comes twice: narrow layers first, then wide layers.
     # 4 layers on 2 stages, 1 dense, last wide: dense 1 0, MoE 1 1, wide dense 0 0, wide MoE 0 1
     layers = as_float(layers)
     counts: tuple[PerStage, ...]

@@ -107,11 +107,9 @@ def _with_groups(
 
 
 def _replicas(work: StageWork, system: System) -> tuple[Group, Group]:
-    """Return the data-parallel groups of dense and expert weights (two kinds) by their sizes.
-
-    The first are within a pipe (1, kinds). In the second (kinds, stages), a stage that two pipes
-    hold has twice the replicas.
-    """
+    """Return the data-parallel groups of dense and expert weights (two kinds) by their sizes."""
+    # The first are within a pipe (1, kinds). In the second (kinds, stages), a stage that two pipes
+    # hold has twice the replicas.
     stages, layout = work.stages, work.layout
     near = layout.is_near(stages.nearest, stages.farthest, system.gpus_per_node)
     ranks = [group.count_ranks(system.gpus_per_node) for group in layout.replica_groups]
@@ -177,10 +175,8 @@ def hidden_buckets(
 def hidden_ring(
     contention: Contention, exchange: Number, compute: Numbers, steps: Number
 ) -> Numbers:
-    """Return the time [s] that overlapping a ring exchange with attention on its data saves.
-
-    `compute` is the seconds of all c = `steps` steps, `exchange` of the c - 1 transfers.
-    """
+    """Return the time [s] that overlapping a ring exchange with attention on its data saves."""
+    # `compute` is the seconds of all c = `steps` steps, `exchange` of the c - 1 transfers.
     # Ring attention: in each of c steps an accelerator works on one part of the keys and values,
     # and passes it on. Step k + 1 waits for step k and for the transfer that started with it, and
     # transfers follow one another. The longest path has k transfers and c - k steps of compute,
@@ -210,10 +206,8 @@ _EXPERT_OPS = {*MODULE_OPS["moe"], *MODULE_OPS["mlp"], "mlp_residual"} - {*BEFOR
 def layer_part_kinds(
     table: ScheduleTable, workload: Workload, system: System
 ) -> dict[str, tuple[str, int]]:
-    """Return the cost field of whole layers, and the part of it, by cost of a custom kind of op.
-
-    Raises if the table has such kinds, and the workload or the system cannot be split into parts.
-    """
+    """Return the cost field of whole layers, and the part of it, by cost of a custom kind of op."""
+    # Raises if the table has such kinds, and the workload or the system cannot be split into parts.
     custom_phases, used_phases = table.grammar.custom_phases, table.used_phases
     phases = [p for p in custom_phases if p.kind.time in LAYER_PARTS and p in used_phases]
     if not phases:
@@ -248,11 +242,9 @@ def with_kinds(
     attention: Mapping[str, PerStage],
     exchanges: Mapping[str, PerStage],
 ) -> Costs:
-    """Add costs for custom kinds of ops that run attention, experts or their exchanges.
-
-    `kinds` are as in `LAYER_PARTS`. By cost field (stages), `attention` is its share of the compute
-    of whole layers, and `exchanges` are the seconds of their exchanges with experts.
-    """
+    """Add costs for custom kinds of ops that run attention, experts or their exchanges."""
+    # `kinds` are as in `LAYER_PARTS`. By cost field (stages), `attention` is its share of the
+    # compute of whole layers, and `exchanges` are the seconds of their exchanges with experts.
     kind_costs = {}
     for name, (field, part) in kinds.items():
         compute = getattr(costs, field) - exchanges[field]

@@ -42,11 +42,9 @@ def by_length(
     lengths: Lengths,
     compute: Callable[[Model, float], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Compute values for microbatches of these lengths; return arrays by name.
-
-    `compute` takes a model with a sequence length, and the number of such sequences in a
-    microbatch; it returns arrays by name. The results have microbatches as a further, last axis.
-    """
+    """Compute values for microbatches of these lengths; return arrays by name."""
+    # `compute` takes a model with a sequence length, and the number of such sequences in a
+    # microbatch; it returns arrays by name. The results have microbatches as a further, last axis.
     packed = Packed.from_lengths(lengths)
     check_count("lengths", lengths, table.num_microbatches)
     # of 8 tokens, a packed microbatch of equivalent length 4 has 2 sequences of 4; one that is not
@@ -156,11 +154,9 @@ def check_order(order: Sequence[int], count: int, where: str = "order") -> Int[N
 
 
 def in_order(costs: Costs, order: Int[NumpyArray, "*batch microbatches"]) -> Costs:
-    """Reorder costs: microbatch k of the result has the costs of microbatch order[k].
-
-    A batch of orders gives costs with a leading batch axis: of the batch's length for costs with an
-    axis of microbatches, of length 1 for other arrays.
-    """
+    """Reorder costs: microbatch k of the result has the costs of microbatch order[k]."""
+    # A batch of orders gives costs with a leading batch axis: of the batch's length for costs with
+    # an axis of microbatches, of length 1 for other arrays.
     if order.ndim == 1:
         return map_microbatches(lambda time: time[..., order], costs)
     leaves = dict(vars(costs))

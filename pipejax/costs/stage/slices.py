@@ -39,11 +39,9 @@ def sliced_model(model: Model, part: int, slices: int) -> Model:
 def by_slice(
     workload: Workload, table: ScheduleTable, compute: Callable[[Model, float], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Compute values for each slice of a microbatch; return arrays by name.
-
-    `compute` takes a model with a sequence length, and the number of such sequences in a slice; it
-    returns arrays by name. The results have all slices of the step as a further, last axis.
-    """
+    """Compute values for each slice of a microbatch; return arrays by name."""
+    # `compute` takes a model with a sequence length, and the number of such sequences in a slice;
+    # it returns arrays by name. The results have all slices of the step as a further, last axis.
     slices, size = table.grammar.slices, workload.microbatch_size(table)
     results = []
     for part in range(slices):

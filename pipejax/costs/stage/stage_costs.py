@@ -133,11 +133,9 @@ def _exchanges(work: StageWork, system: System) -> Exchanges:
 def op_seconds(
     work: StageWork, system: System, exchanges: Exchanges | None = None
 ) -> dict[str, Float[Computed, "parts stages"]]:
-    """Return op times [s] of a microbatch by cost field, as arrays of shape (parts, stages).
-
-    The parts are those of `PARTS`. B runs I and W in one pass, in which compute hides more
-    exchanges than in two passes; of two passes, each repeats the recomputation that it needs.
-    """
+    """Return op times [s] of a microbatch by cost field, as arrays of shape (parts, stages)."""
+    # The parts are those of `PARTS`. B runs I and W in one pass, in which compute hides more
+    # exchanges than in two passes; of two passes, each repeats the recomputation that it needs.
     exchanges = exchanges or _exchanges(work, system)
     layer_seconds = _layer_seconds(work, system, exchanges)
     two_passes = [seconds[APART] for seconds in layer_seconds]
@@ -171,10 +169,8 @@ def _phase_seconds(
 
 
 def _input_grad(work: StageWork, system: System, layer_seconds: Sequence[OneWay]) -> Seconds:
-    """Return the time [s] of I by part and stage, with the forwards that it recomputes.
-
-    I gathers split weights once for its own products and for the recomputed forwards.
-    """
+    """Return the time [s] of I by part and stage, with the forwards that it recomputes."""
+    # I gathers split weights once for its own products and for the recomputed forwards.
     recomputation = _layers(layer_seconds, FORWARD, work.recomputed)
     input_grad = _phase(work, system, layer_seconds, INPUT_GRAD)
     return input_grad + xp.where(_IS_WEIGHTS, 0.0, recomputation)
@@ -191,11 +187,9 @@ def _phase(work: StageWork, system: System, layer_seconds: Sequence[OneWay], pha
 
 
 def _layers(layer_seconds: Sequence[OneWay], phase: int, layers: PerKind) -> Seconds:
-    """Return the time [s] of all layers of a stage in one phase, as (parts, stages).
-
-    `layer_seconds` are of one layer of each kind, embedding and head; `layers` counts the layers
-    of each kind on the stages.
-    """
+    """Return the time [s] of all layers of a stage in one phase, as (parts, stages)."""
+    # `layer_seconds` are of one layer of each kind, embedding and head; `layers` counts the layers
+    # of each kind on the stages.
     *kinds, _, _ = layer_seconds  # without embedding and head
     counts = zip(kinds, layers, strict=True)
     terms = [seconds[:, phase, None] * count[None] for seconds, count in counts]
@@ -206,11 +200,9 @@ _SPLIT_FROM = np.array([3.0, 3.0, 2.0])  # level of ZeRO at which a phase exchan
 
 
 def _layer_seconds(work: StageWork, system: System, exchanges: Exchanges) -> list[ByPart]:
-    """Return the times [s] of a layer of each kind, of the embedding and of the head.
-
-    The workload's share of the exchange of split weights (ZeRO 3) and gradients (ZeRO 2) runs
-    beside the compute of another layer, as far as it fits.
-    """
+    """Return the times [s] of a layer of each kind, of the embedding and of the head."""
+    # The workload's share of the exchange of split weights (ZeRO 3) and gradients (ZeRO 2) runs
+    # beside the compute of another layer, as far as it fits.
     layer_seconds = []
     devices = _devices(work, system, exchanges.within_layers)
     # exchanges in UNSHARD and REDUCE_GRAD cells are not in the ops
@@ -252,11 +244,9 @@ def _cell_exchanges(
 
 
 def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:
-    """List the ops and collectives of each layer kind, embedding and head.
-
-    They are kernels if the system prices kernels, else one op. For a batch of systems of both
-    sorts, the list has the parts with kernels, and then the parts as one op.
-    """
+    """List the ops and collectives of each layer kind, embedding and head."""
+    # They are kernels if the system prices kernels, else one op. For a batch of systems of both
+    # sorts, the list has the parts with kernels, and then the parts as one op.
     kernels = [(part.ops, part.collectives) for part in work.parts]
     whole = [(part.whole, part.whole_collectives) for part in work.parts]
     if isinstance(priced, bool):
@@ -288,12 +278,10 @@ def _device_seconds(
     ops: Iterable[tuple[LayerOp, ByPhase]],
     exchanges: Iterable[tuple[Collective, ByPhase]],
 ) -> ByPart:
-    """Return the times [s] of compute and of exchanges that it does not hide, by group.
-
-    Ops and exchanges come with their seconds (phases), as if nothing hid them. The result is (ways,
-    parts, phases): the ways are I and W apart, and I and W in one pass, where products of W hide
-    exchanges of I and the reverse; the parts are those of `PARTS` before "weights".
-    """
+    """Return the times [s] of compute and of exchanges that it does not hide, by group."""
+    # Ops and exchanges come with their seconds (phases), as if nothing hid them. The result is
+    # (ways, parts, phases): the ways are I and W apart, and I and W in one pass, where products of
+    # W hide exchanges of I and the reverse; the parts are those of `PARTS` before "weights".
     layout = work.layout
     compute, *groups = PARTS[: PARTS.index("weights")]
     zeros = attention = products = dispatch = np.zeros(len(PHASES))
@@ -352,12 +340,10 @@ def check_machine(workload: Workload, system: System) -> None:
 def _gradient_exchange(
     work: StageWork, system: System, exchanges: Exchanges, backward: Number
 ) -> PerStage:
-    """Return the time [s] of A (stages): gradient exchanges that the backward does not hide.
-
-    Replicas that split the optimizer state (ZeRO 1) need only their part of the sum. If replicas
-    split gradients (ZeRO 2), every backward exchanges its own, so none are exchanged here. First
-    and last stage also sum the gradients of an embedding that both hold.
-    """
+    """Return the time [s] of A (stages): gradient exchanges that the backward does not hide."""
+    # Replicas that split the optimizer state (ZeRO 1) need only their part of the sum. If replicas
+    # split gradients (ZeRO 2), every backward exchanges its own, so none are exchanged here. First
+    # and last stage also sum the gradients of an embedding that both hold.
     zero, stages = work.layout.zero, work.stages
     total = xp.where(zero >= 1, exchanges.gradient_parts, exchanges.gradients)
     layers = xp.maximum(sum(work.layers), 1.0)
@@ -368,11 +354,9 @@ def _gradient_exchange(
 
 
 def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Number) -> PerStage:
-    """Return the time [s] of each stage's update U (stages): optimizer, then weight gathers.
-
-    If the host has a share of the optimizer, gradients go there and weights come back. Gathers
-    overlap with the first forward, layer by layer.
-    """
+    """Return the time [s] of each stage's update U (stages): optimizer, then weight gathers."""
+    # If the host has a share of the optimizer, gradients go there and weights come back. Gathers
+    # overlap with the first forward, layer by layer.
     layout, zero = work.layout, work.layout.zero
     # ZeRO 1: an accelerator updates its part of the parameters, dense ones and those of experts
     dense_parts = xp.where(zero >= 1, layout.replicas * work.stages.copies, 1.0)
@@ -476,10 +460,8 @@ def _stage_parts(
     """Return costs by part, for a model without traced numbers."""
 
     def compute_parts(model: Model, microbatch_size: float) -> dict[str, Any]:
-        """Return op times [s] by cost field, (parts, stages), which sum to the whole times.
-
-        The last part is the extra time for which the accelerator waits for the host.
-        """
+        """Return op times [s] by cost field, (parts, stages), which sum to the whole times."""
+        # The last part is the extra time for which the accelerator waits for the host.
         sized = dataclasses.replace(workload, model=model)
         seconds = op_seconds(stage_work(sized, table, microbatch_size=microbatch_size), system)
         for name, parts in seconds.items():
@@ -526,10 +508,8 @@ def costs_of_microbatch(
     table: ScheduleTable,
     microbatch_size: Number | None = None,
 ) -> Costs:
-    """Compute the costs of equal microbatches; numbers of model and system may be traced.
-
-    `model` and `microbatch_size` [sequences] replace those of the workload.
-    """
+    """Compute the costs of equal microbatches; numbers of model and system may be traced."""
+    # `model` and `microbatch_size` [sequences] replace those of the workload.
     workload = dataclasses.replace(workload, model=model)
     check_machine(workload, system)
     offloads = not is_traced(system.host_link.bandwidth) and has_host_link(system)

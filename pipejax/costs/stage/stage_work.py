@@ -154,12 +154,10 @@ def work_of_stages(
     offloads: bool = False,
     has_r: Any = np.False_,
 ) -> StageWork:
-    """Count the work of stages from plain numbers, which may be traced, instead of a table.
-
-    `recompute` names the parts that a layer recomputes within I; whole layers to recompute are in
-    `stages`. `has_r` (stages) says whether the table has R cells, which recompute the layers
-    instead of I. `offloads` counts the bytes of O.
-    """
+    """Count the work of stages from plain numbers, which may be traced, instead of a table."""
+    # `recompute` names the parts that a layer recomputes within I; whole layers to recompute are in
+    # `stages`. `has_r` (stages) says whether the table has R cells, which recompute the layers
+    # instead of I. `offloads` counts the bytes of O.
     trained = layout.trains_base
     offload = bytes_of_stages(model, layout, stages, recompute).activations if offloads else None
     element = model.element_bytes

@@ -313,10 +313,8 @@ RECORDS: Mapping[str, type] = {
 
 
 def with_number(system: Any, name: str, value: Number) -> Any:
-    """Return the system with another value of a named number, or with a batch of values.
-
-    The value is checked as in a file. A share replaces a whole efficiency curve.
-    """
+    """Return the system with another value of a named number, or with a batch of values."""
+    # The value is checked as in a file. A share replaces a whole efficiency curve.
     canonical = resolve_name(name, tuple(FIELDS), "number of a system")
     if not is_traced(value):
         section_name, key = canonical.split(".")
@@ -339,10 +337,8 @@ def _replace_at(record: Any, path: tuple[str, ...], value: Any) -> Any:
 
 
 def override_number(system: Any, name: str, value: Number) -> Any:
-    """Return the system with another value of a named number; NaN keeps the old value.
-
-    So a batch of values may change only some systems. Of an efficiency curve it sets all shares.
-    """
+    """Return the system with another value of a named number; NaN keeps the old value."""
+    # So a batch of values may change only some systems. Of an efficiency curve it sets all shares.
     path = FIELDS[name]
     current: Any = system
     for field in path:
