@@ -47,12 +47,10 @@ def draw_results(
     best: Int[NumpyArray, " found"],
     front_names: tuple[str, Sequence[str]] = ("", ()),
 ) -> None:
-    """Draw points by group, their front as a line of steps, and rings around the best points.
-
-    `sides` are the quantities across and up, `groups` masks of points by name; other points are
-    not drawn. `front` and `best` are indices of points, the front from the best in the first
-    quantity on. `front_names` is the title of a list below the picture, and names of its points.
-    """
+    """Draw points by group, their front as a line of steps, and rings around the best points."""
+    # `sides` are the quantities across and up, `groups` masks of points by name; other points are
+    # not drawn. `front` and `best` are indices of points, the front from the best in the first
+    # quantity on. `front_names` is the title of a list below the picture, and names of its points.
     x, y = (side.values for side in sides)
     is_grouped = np.logical_or.reduce([*groups.values()])
     is_many = is_grouped.sum() > MAX_MARKS
@@ -126,10 +124,8 @@ def draw_knee(
     near: tuple[float, float],
     near_text: str,
 ) -> None:
-    """Draw the least cost by value of an axis (`along`), for each group.
-
-    The range `near` of values is shaded and labelled with `near_text`.
-    """
+    """Draw the least cost by value of an axis (`along`), for each group."""
+    # The range `near` of values is shaded and labelled with `near_text`.
     best = min(float(np.nanmin(curve)) for curve in curves.values())
     axes.axvspan(*near, color=palette.SILVER, alpha=0.5, linewidth=0, label=near_text)
     looks = itertools.cycle(zip(COLOURS, MARKERS, strict=True))

@@ -237,10 +237,8 @@ ABSENT |= dict.fromkeys(_OTHERS, "it has no such op")
 
 
 def add_runtime_cells(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
-    """Add the cells that PyTorch's runtime needs in addition to SEND and RECV, with a notice.
-
-    Every SEND needs its wait; with `sharding`, gathers and reductions of weights are added too.
-    """
+    """Add the cells that PyTorch's runtime needs in addition to SEND and RECV, with a notice."""
+    # Every SEND needs its wait; with `sharding`, gathers and reductions of weights are added too.
     if not table.has_communication:
         return table
     result = with_sharding(table) if sharding else table

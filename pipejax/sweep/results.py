@@ -73,10 +73,8 @@ class SweepResults(NamedTuple):
         return is_selected
 
     def nearest(self, condition: str) -> tuple[str, float, str] | None:
-        """Return (name, nearest value, its unit) if no number meets a condition, else None.
-
-        It is also None if the values are texts, or the condition excludes a value by "!=".
-        """
+        """Return (name, nearest value, its unit) if no number meets a condition, else None."""
+        # It is also None if the values are texts, or the condition excludes a value by "!=".
         name, sign, value = self._read(condition)
         labels = self.axes.get(name, np.array([self.fixed.get(name, "")]))
         if name in self.measures:
@@ -156,11 +154,9 @@ class SweepResults(NamedTuple):
 def _compare(
     values: NumpyArray, sign: str, text: str, condition: str, *, printed: bool = False
 ) -> NumpyArray:
-    """Return whether each value meets a condition, such as sign "<" and text "80".
-
-    Texts compare by name, numbers by value. With `printed`, the text may also be the rounded form
-    in which one of the values is printed. `condition` is the complete condition, for errors.
-    """
+    """Return whether each value meets a condition, such as sign "<" and text "80"."""
+    # Texts compare by name, numbers by value. With `printed`, the text may also be the rounded form
+    # in which one of the values is printed. `condition` is the complete condition, for errors.
     if values.dtype.kind not in "iuf":
         if sign not in ("=", "!="):
             raise ValueError(f"where {condition}: names are compared by = or !=")
@@ -281,12 +277,10 @@ def distinct_front(
 def _distinct(
     results: SweepResults, order: Points, names: Sequence[str], count: int
 ) -> list[DistinctPoint]:
-    """Return the first `count` points of an order, with equal points merged.
-
-    Points are equal if the measures `names`, and all others, print alike. Equal points at (zero 0,
-    node 4), (zero 0, node 8), (zero 1, node 4) and (zero 1, node 8), which fill a box of the grid,
-    are one result with `same` = {"zero": [0, 1], "node": [4, 8]}.
-    """
+    """Return the first `count` points of an order, with equal points merged."""
+    # Points are equal if the measures `names`, and all others, print alike. Equal points at (zero
+    # 0, node 4), (zero 0, node 8), (zero 1, node 4) and (zero 1, node 8), which fill a box of the
+    # grid, are one result with `same` = {"zero": [0, 1], "node": [4, 8]}.
     sizes = _sizes(results)
     is_free = np.zeros(len(results.status), bool)  # points without a row yet
     is_free[order] = True
@@ -370,10 +364,8 @@ def knees(
 def least_along(
     results: SweepResults, is_candidate: PointMask, measure: str, axis: str, other: str | None
 ) -> dict[Any, NumpyArray]:
-    """Return (axis) the least cost at each value of an axis, for each value of axis `other`.
-
-    Without another axis the only key is None. A cost is infinite if no point can be chosen.
-    """
+    """Return (axis) the least cost at each value of an axis, for each value of axis `other`."""
+    # Without another axis the only key is None. A cost is infinite if no point can be chosen.
     axes = [*results.axes]
     costs = np.moveaxis(_costs(results, is_candidate, measure), axes.index(axis), -1)
     axes.remove(axis)

@@ -112,11 +112,9 @@ def _evaluate_named(sweep: Sweep, point: Values, systems: System) -> Values:
 
 
 def _evaluate_systems(sweep: Sweep, point: Values, systems: System) -> Values:
-    """Evaluate one schedule and workload on a batch of systems.
-
-    `point` has a value for each axis but those of the systems. The result has an array (systems)
-    for each variable of the dataset. If the point is illegal, only status and reason are set.
-    """
+    """Evaluate one schedule and workload on a batch of systems."""
+    # `point` has a value for each axis but those of the systems. The result has an array (systems)
+    # for each variable of the dataset. If the point is illegal, only status and reason are set.
     num_systems = _num_systems(systems)
     variables = sweep_variables(sweep)
     values = {name: variable.empty(num_systems) for name, variable in variables.items()}
@@ -198,11 +196,9 @@ def _workload(point: Values, systems: System) -> Workload:
 def _pipeline_jobs(
     point: Values, workload: Workload, systems: System
 ) -> Iterator[tuple[Rows, _PipelineJob]]:
-    """Yield (positions of systems, job) for the systems that run the same table.
-
-    A schedule with a fixed order has one table, so all systems form one group. A planned schedule
-    has a table for each set of op times.
-    """
+    """Yield (positions of systems, job) for the systems that run the same table."""
+    # A schedule with a fixed order has one table, so all systems form one group. A planned schedule
+    # has a table for each set of op times.
     num_microbatches = point.get("microbatches")
     if num_microbatches is None:
         num_microbatches, remainder = divmod(point["minibatch"], point["microbatch_size"])
@@ -322,11 +318,9 @@ def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
 
 
 def stack_systems(axes: list[Axis], software: Stack) -> System:
-    """Return all systems of a block, with their software, as one batched system.
-
-    `axes` are the systems, the accelerators per node, and fields of systems. The batch has every
-    combination of their values; the last field varies fastest.
-    """
+    """Return all systems of a block, with their software, as one batched system."""
+    # `axes` are the systems, the accelerators per node, and fields of systems. The batch has every
+    # combination of their values; the last field varies fastest.
     # The grid has axes (systems, node sizes, field 1, field 2, ..), which are flattened at the
     # end. The software applies to the systems before their fields are varied.
     system_axis, node_axis, *fields = axes

@@ -125,10 +125,9 @@ class Block(NamedTuple):
 
 
 def block_shape(sweep: Sweep) -> tuple[int, ...]:
-    """Choose the number of values that a block has on each axis.
-
-    From the last axis to the first, a block has at most `POINTS` points and `SHAPES` compilations.
-    """
+    """Choose the number of values that a block has on each axis."""
+    # From the last axis to the first, a block has at most `POINTS` points and `SHAPES`
+    # compilations.
     counts: list[int] = []
     points = shapes = 1
     for place in reversed(range(len(sweep.axes))):
@@ -283,11 +282,9 @@ def _read_attributes(path: Path) -> dict[str, Any]:
 
 
 def _restore(sweep: Sweep, path: Path) -> None:
-    """Write the axes, units and metadata of a store; files that are intact stay.
-
-    Each missing or different file is replaced atomically. Attributes come first: they mark the
-    folder as a store, so a later run can restore the rest.
-    """
+    """Write the axes, units and metadata of a store; files that are intact stay."""
+    # Each missing or different file is replaced atomically. Attributes come first: they mark the
+    # folder as a store, so a later run can restore the rest.
     for partial in path.rglob(PARTIAL):
         partial.unlink()
     with draft_folder(path / "metadata", is_locked=True) as draft:

@@ -164,11 +164,9 @@ def sweep_replay(
 def _mean_losses(
     losses: Float[NumpyArray, "*runs gradients"], is_sample: Bool[NumpyArray, " events"]
 ) -> Float[NumpyArray, "*runs samples"]:
-    """Return the mean loss of the gradients since the sample before; NaN if there are none.
-
-    An event is a gradient, which has a loss, or a sample, a moment at which the gap is recorded.
-    The last event is a sample.
-    """
+    """Return the mean loss of the gradients since the sample before; NaN if there are none."""
+    # An event is a gradient, which has a loss, or a sample, a moment at which the gap is recorded.
+    # The last event is a sample.
     # gradient, sample, gradient, gradient, sample with the losses 1 2 4 have the means 1 and 3
     gradients_before = np.cumsum(~is_sample)[is_sample]
     groups = np.split(losses, gradients_before, axis=-1)[:-1]  # none after the last sample

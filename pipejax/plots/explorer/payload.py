@@ -116,10 +116,8 @@ def _is_equal(phase: CustomPhase, other: CustomPhase) -> bool:
 def payload(
     explored: Sequence[Explored], *, unit: str, choices: Sequence[Evaluation] = ()
 ) -> dict[str, Any]:
-    """Collect the title, colours and data of a page as JSON; all runs must have equal links.
-
-    Users can choose the runs `choices` on the page, in place of those that it shows first.
-    """
+    """Collect the title, colours and data of a page as JSON; all runs must have equal links."""
+    # Users can choose the runs `choices` on the page, in place of those that it shows first.
     runs = [entry.run for entry in explored]
     if runs[0].links.eager_below:
         raise ArgumentError(
@@ -235,10 +233,8 @@ def _schedule(
 
 
 def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
-    """Return (pairs, 2) cost indices of each fused pair's ops, and (pairs) its overlap factor.
-
-    A pair takes as long as the longer op plus the factor times the shorter op.
-    """
+    """Return (pairs, 2) cost indices of each fused pair's ops, and (pairs) its overlap factor."""
+    # A pair takes as long as the longer op plus the factor times the shorter op.
     program, layout = run.program, run.program.layout
     factor = 1.0 if run.costs.pair_factor is None else run.costs.pair_factor
     by_stage = np.asarray(factor) if np.ndim(factor) == 2 else np.reshape(factor, (-1, 1))

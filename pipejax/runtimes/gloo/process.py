@@ -369,10 +369,8 @@ class TableRun:
         return steps
 
     def _timed_steps(self, count: int) -> list[dict[str, Any]]:
-        """Run steps; return the time of each, of messages and of ops [s].
-
-        A step has a slice in the trace, as with `profiler.step()`.
-        """
+        """Run steps; return the time of each, of messages and of ops [s]."""
+        # A step has a slice in the trace, as with `profiler.step()`.
         steps = []
         for number in range(count):
             message = self._message_seconds()

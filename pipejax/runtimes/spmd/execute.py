@@ -78,11 +78,9 @@ def unpipelined(
     is_real_stage: Bool[Array, " stages"],
     weights: Float[Array, " microbatches"],
 ) -> tuple[Float[Array, ""], StageParameters]:
-    """Return loss and gradients of the model, computed stage by stage without a schedule.
-
-    Padding serves smaller models: stages that are not real return their input, and microbatches
-    that do not exist have weight 0 in the loss.
-    """
+    """Return loss and gradients of the model, computed stage by stage without a schedule."""
+    # Padding serves smaller models: stages that are not real return their input, and microbatches
+    # that do not exist have weight 0 in the loss.
 
     def mean_loss(parameters: StageParameters) -> Array:
         def apply_stage(activation: Array, stage: Any) -> tuple[Array, None]:
@@ -147,10 +145,8 @@ def _forward(step: Instructions, moving: _InFlight, target: Array) -> _InFlight:
 def _backward(
     step: Instructions, moving: _InFlight, target: Array, *, for_input: bool, for_weights: bool
 ) -> _InFlight:
-    """Compute the input gradient (I), the weight gradient (W) or both (B) of a stage.
-
-    It runs the stage again from its stored input.
-    """
+    """Compute the input gradient (I), the weight gradient (W) or both (B) of a stage."""
+    # It runs the stage again from its stored input.
     state = moving.state
     weights, activation = _at(state.weights, step.copy), state.activations[step.read]
     _, pull = jax.vjp(run_stage, weights, activation)

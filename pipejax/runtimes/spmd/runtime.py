@@ -123,10 +123,8 @@ def _initial_state(
 def step_errors(
     table: ScheduleTable, step: TrainingStep, model: SmallModel, stages: int, microbatches: int
 ) -> dict[str, float]:
-    """Return gradient error and loss error of a step against the step without a pipeline.
-
-    The latter is compiled for `stages` and `microbatches`, at least those of the table.
-    """
+    """Return gradient error and loss error of a step against the step without a pipeline."""
+    # The latter is compiled for `stages` and `microbatches`, at least those of the table.
     count = table.num_microbatches
     data = training_data(count, model)
     parameters = stage_parameters(table.num_stages, model)

@@ -367,10 +367,8 @@ def _refusal(request: PlanRequest, layouts: Layouts, row: int) -> str:
 
 
 def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
-    """Return, for each layout, whether one without edge units has the same layers on each stage.
-
-    Edge units are the layers that embedding and head each count as when layers are assigned.
-    """
+    """Return, for each layout, whether one without edge units has the same layers on each stage."""
+    # Edge units are the layers that embedding and head each count as when layers are assigned.
     repeated = np.zeros(len(rows), bool)
     if request.edge_units != EDGE_UNITS:
         return repeated

@@ -279,11 +279,9 @@ def layout_regimes(request: PlanRequest, layouts: Layouts) -> list[Regime]:
 def evidence_levels(
     regimes: Sequence[Regime], by_row: Sequence[Evidence | None]
 ) -> Int[NumpyArray, " layouts"]:
-    """Return for each layout how far its regime is from measured runs: 0, 1 and more.
-
-    0: many runs of the regime, which are predicted well. 1: many runs, predicted badly. Else the
-    number of facts by which the nearest runs differ, plus 1; `MAX_COUNT` without such runs.
-    """
+    """Return for each layout how far its regime is from measured runs: 0, 1 and more."""
+    # 0: many runs of the regime, which are predicted well. 1: many runs, predicted badly. Else the
+    # number of facts by which the nearest runs differ, plus 1; `MAX_COUNT` without such runs.
     levels = {}
     for regime, record in zip(regimes, by_row, strict=True):
         if record is None:

@@ -162,10 +162,8 @@ def _refined_factors(
 def _runner_up_lag(
     request: PlanRequest, pair: Layouts, grids: Mapping[str, Logarithms]
 ) -> dict[str, Float[NumpyArray, " factors"]]:
-    """Return the time by which the runner-up is slower [s], for each factor on each number.
-
-    `pair` are the best layout and the runner-up; `grids` has logarithms of factors by number.
-    """
+    """Return the time by which the runner-up is slower [s], for each factor on each number."""
+    # `pair` are the best layout and the runner-up; `grids` has logarithms of factors by number.
     # one machine for each factor of each grid: it has that factor on that number alone
     sizes = [len(grid) for grid in grids.values()]
     number = np.repeat(np.arange(len(grids)), sizes)
@@ -230,11 +228,9 @@ class UnderLaunchers(NamedTuple):
 
 
 def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaunchers, ...]:
-    """Evaluate a layout under the defaults of each launcher.
-
-    Launchers with equal costs share one result; those with the costs of the scenario have none. If
-    the request names a launcher, it is evaluated with the stack of its measured runs alone.
-    """
+    """Evaluate a layout under the defaults of each launcher."""
+    # Launchers with equal costs share one result; those with the costs of the scenario have none.
+    # If the request names a launcher, it is evaluated with the stack of its measured runs alone.
     workload, names_by_source = scenario.source.workload, dict[Any, list[str]]()
     schedule = scenario.schedule
     assert workload is not None

@@ -44,10 +44,8 @@ class Priced(NamedTuple):
 
 
 def price(request: PlanRequest, layouts: Layouts, systems: System | None = None) -> Priced:
-    """Return times and memory of the stages of layouts, which have equal numbers of stages.
-
-    Each layout runs on the system of the request, or on its own one of the batch `systems`.
-    """
+    """Return times and memory of the stages of layouts, which have equal numbers of stages."""
+    # Each layout runs on the system of the request, or on its own one of the batch `systems`.
     # Stages of a class cost the same: one stage of each class is priced, and `stage_class` copies
     # its price to all. Layouts that recompute the same parts of a layer are priced together.
     layout_numbers = _layout_numbers(request, layouts)
@@ -258,11 +256,9 @@ class Evaluator:
             self._program_number[rows] = number
 
     def find_best(self, count: int, is_candidate: Bool[NumpyArray, " layouts"]) -> Rows:
-        """Return the best layout of each of the `count` best ideas, after exact evaluations.
-
-        An idea is a group of similar layouts, of which only the fastest counts. Layouts within
-        `TIE` of these are evaluated, too.
-        """
+        """Return the best layout of each of the `count` best ideas, after exact evaluations."""
+        # An idea is a group of similar layouts, of which only the fastest counts. Layouts within
+        # `TIE` of these are evaluated, too.
         bound, times = self.estimates.lower_bound, self.estimates.step_time
         while True:
             # evaluate the program with the lowest bound among those that may change the answer
@@ -327,11 +323,9 @@ class Evaluator:
     def _idea_limits(
         self, count: int, is_candidate: Bool[NumpyArray, " layouts"]
     ) -> Float[NumpyArray, " layouts"]:
-        """Return for each layout the largest bound [s] at which it may change the answer.
-
-        A layout changes nothing if it is slower than another layout of its idea, or than the
-        `count`-th best idea.
-        """
+        """Return for each layout the largest bound [s] at which it may change the answer."""
+        # A layout changes nothing if it is slower than another layout of its idea, or than the
+        # `count`-th best idea.
         rows = np.flatnonzero(is_candidate & ~np.isnan(self.estimates.step_time))
         idea_times = np.full(max(count, 1 + self.idea.max()), np.inf)
         np.minimum.at(idea_times, self.idea[rows], self.estimates.step_time[rows])
