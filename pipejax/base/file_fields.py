@@ -195,11 +195,9 @@ def read_cell(kind: FieldKind, text: str, where: str) -> Any:
 def read_cells(
     path: Path, fields: Fields, read: Callable[[int, dict[str, Any]], Record]
 ) -> list[Record]:
-    """Read the rows of a CSV file with a header; return the results of `read`, one for each row.
-
-    `read` gets the number of the row, from 1, and the values of its non-empty cells by field, in SI
-    units. An error of a row names file and row.
-    """
+    """Read the rows of a CSV file with a header; return the results of `read`, one for each row."""
+    # `read` gets the number of the row, from 1, and the values of its non-empty cells by field, in
+    # SI units. An error of a row names file and row.
     header, *rows = read_lines(path)
     columns = check_header(path, header, fields)
     if not rows:

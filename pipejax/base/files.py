@@ -208,10 +208,8 @@ def check_writable(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def draft_folder(path: Path, *, is_locked: bool = False) -> Iterator[Path]:
-    """Make a folder for drafts beside `path`, and remove it after the block.
-
-    With `is_locked`, also remove other draft folders of this path: their processes were killed.
-    """
+    """Make a folder for drafts beside `path`, and remove it after the block."""
+    # With `is_locked`, also remove other draft folders of this path: their processes were killed.
     name = os.fsdecode(os.fsencode(path.name)[:MAX_PREFIX])
     prefix = f".{name}{DRAFT}"
     if is_locked:
@@ -283,10 +281,8 @@ def checksum(content: bytes | str) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: bool) -> Iterator[None]:
-    """Hold a folder's lock for the block; if another process holds it, wait or raise.
-
-    The folder is made if missing. The system releases the lock when this process ends.
-    """
+    """Hold a folder's lock for the block; if another process holds it, wait or raise."""
+    # The folder is made if missing. The system releases the lock when this process ends.
     # The lock's empty file stays: removing it while others wait would let two of them in.
     from filelock import FileLock, Timeout  # an extra
 

@@ -28,11 +28,9 @@ EdgeEnds = Int[NumpyArray, " edges"]
 def lay_out_edges(
     num_nodes: int, head: Int[NumpyArray, " edges"]
 ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"], tuple[int, int]]:
-    """Place edges in a table of predecessors, with a row for each node.
-
-    Returns the edges sorted by head (the node that they lead to), their columns in the table, and
-    the shape of the table.
-    """
+    """Place edges in a table of predecessors, with a row for each node."""
+    # Returns the edges sorted by head (the node that they lead to), their columns in the table, and
+    # the shape of the table.
     edge_order = np.argsort(head, kind="stable")
     counts = np.bincount(head, minlength=num_nodes)
     offsets = np.cumsum(counts) - counts  # number of edges into all heads before
@@ -72,10 +70,8 @@ def run_edges(
     order: Int[NumpyArray, " nodes"] | None = None,
     width: int = 1,
 ) -> tuple[Times, Times]:
-    """Return start and finish times (nodes) of a graph given by edges, with nodes in any order.
-
-    `order` is a topological order, computed if missing; `width` is as in `topological_order`.
-    """
+    """Return start and finish times (nodes) of a graph given by edges, with nodes in any order."""
+    # `order` is a topological order, computed if missing; `width` is as in `topological_order`.
     if _has_wide_waves(len(duration), tail, width):
         return _run_waves(tail, head, duration)
     if order is None:
@@ -119,12 +115,10 @@ def longest_paths_of_many(
     lag_index: Int[NumpyArray, "nodes max_preds"],
     costs: NumpyArray,
 ) -> tuple[NumpyArray, NumpyArray]:
-    """Return the longest path's length (runs), and how often each cost is on it (costs, runs).
-
-    `costs` is (costs, runs), with a row 0 of zeros; `duration_index` and `lag_index` are the rows
-    with the durations of nodes and the lags of edges. Whole numbers are added exactly. At a tie,
-    the path takes the first sink and the first predecessor.
-    """
+    """Return the longest path's length (runs), and how often each cost is on it (costs, runs)."""
+    # `costs` is (costs, runs), with a row 0 of zeros; `duration_index` and `lag_index` are the rows
+    # with the durations of nodes and the lags of edges. Whole numbers are added exactly. At a tie,
+    # the path takes the first sink and the first predecessor.
     if costs.shape[1] <= FEW_RUNS:
         return _longest_paths_one_by_one(preds, duration_index, lag_index, costs)
     indices = preds, duration_index, lag_index

@@ -186,11 +186,9 @@ def _pad_axes(array: NumpyArray, num_batch_axes: int, ndim: int) -> NumpyArray:
 def _binary(
     function: Function, first: Any, second: Any, slope_rule: Any, min_ndim: int = 0
 ) -> Many:
-    """Apply a function to two arrays that broadcast; sum the derivatives by the chain rule.
-
-    `slope_rule` maps the two values and the result, a, b and c, to the derivatives of c by a and by
-    b. The arrays of one configuration get at least `min_ndim` axes.
-    """
+    """Apply a function to two arrays that broadcast; sum the derivatives by the chain rule."""
+    # `slope_rule` maps the two values and the result, a, b and c, to the derivatives of c by a and
+    # by b. The arrays of one configuration get at least `min_ndim` axes.
     operands = first, second = _to_many(first), _to_many(second)
     if not (first.slopes or second.slopes) and first.value.ndim == second.value.ndim > min_ndim:
         return Many(np.asarray(function(first.value, second.value)))  # for speed

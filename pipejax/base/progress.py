@@ -134,12 +134,11 @@ def notices_as_lines() -> Iterator[None]:
 def merge_progress(
     jobs: Sequence[Callable[[Callable[[News], None]], None]], stop: Callable[[], None]
 ) -> Generator[News, None, None]:
-    """Run each job in a thread, and yield the jobs' reports of progress until all have ended.
-
-    A job calls its argument with a report; the call returns when the caller has used the report, so
-    the work does not depend on the caller's speed. When the iterator is closed, `stop` is called
-    repeatedly until the jobs have ended. The error of a job is raised in the caller's thread.
-    """
+    """Run each job in a thread, and yield the jobs' reports of progress until all have ended."""
+    # A job calls its argument with a report; the call returns when the caller has used the report,
+    # so the work does not depend on the caller's speed. When the iterator is closed, `stop` is
+    # called repeatedly until the jobs have ended. The error of a job is raised in the caller's
+    # thread.
     reports: queue.SimpleQueue[tuple[News, threading.Event] | BaseException | None]
     reports, is_closed = queue.SimpleQueue(), threading.Event()
 

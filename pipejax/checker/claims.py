@@ -76,10 +76,9 @@ def peak_in_flight(row: list[list[TableOp]], rules: TableRules) -> float:
     """Return the largest number of activations that a worker holds as it executes its row."""
 
     def change(cell: list[TableOp], moment: str) -> float:
-        """Return the change in activations by a cell's own kinds of ops, "at_start" or "at_end".
-
-        A kind counts items that it takes (+) or frees (-); an item may be a share of an activation.
-        """
+        """Return the change in activations by a cell's own kinds of ops, "at_start" or "at_end"."""
+        # A kind counts items that it takes (+) or frees (-); an item may be a share of an
+        # activation.
         kinds = (rules.kinds[op.letters] for op in cell if op.letters in rules.kinds)
         return sum(
             count * rules.items.get(part, 1)

@@ -65,10 +65,8 @@ Group = list[tuple[list[PipeStage], float]]  # stages and limits of workers that
 def derive_bounds(
     table: Table, links: Prices, seconds: Prices, memory: Prices, claims: Mapping[str, Any]
 ) -> dict[str, float]:
-    """Derive the lower bounds [s] that apply, by their kind in `DERIVED`.
-
-    Claims tell whether they are about a span, the memory limits, and whether ops may offload.
-    """
+    """Derive the lower bounds [s] that apply, by their kind in `DERIVED`."""
+    # Claims tell whether they are about a span, the memory limits, and whether ops may offload.
     is_span, limits, may_offload = (
         claims["objective"] == "span",
         claims["limits"],
@@ -111,10 +109,8 @@ def _minima(values: Any, axes: int) -> Any:
 def pipe_stages(
     table: Table, seconds: Prices, memory: Prices, pipe: int, is_span: bool
 ) -> list[PipeStage]:
-    """List the stages of a pipe, with lower bounds [s]; an empty list without microbatches.
-
-    With `is_span`, a run begins with a worker's first op and ends with its last gradient.
-    """
+    """List the stages of a pipe, with lower bounds [s]; an empty list without microbatches."""
+    # With `is_span`, a run begins with a worker's first op and ends with its last gradient.
     count, workers = table.pipes.count(pipe), table.placement[pipe]
     if not count:
         return []

@@ -49,11 +49,9 @@ def summary(called: str) -> str:
 
 
 def split_command(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Split the words of a line into the command and its arguments.
-
-    The command has one word or two. A line that begins with a .csv or .json file means evaluate;
-    of any other line without a command, the command is None.
-    """
+    """Split the words of a line into the command and its arguments."""
+    # The command has one word or two. A line that begins with a .csv or .json file means evaluate;
+    # of any other line without a command, the command is None.
     for count in (2, 1):
         called = " ".join(arguments[:count])
         if called in COMMANDS:
@@ -83,10 +81,9 @@ def _subcommands(first: str) -> list[str]:
 
 
 def _help(called: str | None, words: Sequence[str]) -> str | None:
-    """Return the help that a line asks for; None for a command without --help.
-
-    Without a command it is that of the program, or of the commands that begin with the first word.
-    """
+    """Return the help that a line asks for; None for a command without --help."""
+    # Without a command it is that of the program, or of the commands that begin with the first
+    # word.
     from pipejax.cli.output.help import all_commands_help, command_help, program_help
 
     if called is None:
@@ -124,11 +121,9 @@ def _run_program(words: Sequence[str]) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; errors are written to stderr.
-
-    Codes: 0; 1 if a check of the command fails; 2 for a mistake of the user; 3 if an --assert
-    fails; 141 if the reader of stdout went away.
-    """
+    """Run one command and return its exit code; errors are written to stderr."""
+    # Codes: 0; 1 if a check of the command fails; 2 for a mistake of the user; 3 if an --assert
+    # fails; 141 if the reader of stdout went away.
     if is_loaded():  # else it is not imported: an error may need none of it
         jax.config.update("jax_enable_x64", True)
     else:

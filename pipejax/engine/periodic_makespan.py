@@ -167,11 +167,9 @@ def _periodic_makespan(
     last_piece: Piece,
     exponents: Bool[Array, "periods bits"],
 ) -> Float[Array, ""]:
-    """Return the makespan [s]: per period, times = period matrix^exponent @ lead-in @ times.
-
-    Products are of the max-plus algebra; `exponents` are bits, the lowest first. `pieces` has each
-    period's lead-in (the columns before it) and one repetition of the period.
-    """
+    """Return the makespan [s]: per period, times = period matrix^exponent @ lead-in @ times."""
+    # Products are of the max-plus algebra; `exponents` are bits, the lowest first. `pieces` has
+    # each period's lead-in (the columns before it) and one repetition of the period.
     times = jnp.zeros(2, costs.duration.dtype)  # of the first frontier: the source and no end yet
     for (lead_in, piece), exponent in zip(pieces, exponents, strict=True):
         times = _max_plus_product(_matrix(lead_in, costs), times)

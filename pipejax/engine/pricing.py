@@ -69,11 +69,9 @@ def lower_and_price(
 
 
 def program_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Program:
-    """Adapt a program to costs: check its eager messages, and expand it to costs per microbatch.
-
-    The costs have `batch_axes` leading batch axes. The result is for these costs only: its links
-    have no `eager_below` any more.
-    """
+    """Adapt a program to costs: check its eager messages, and expand it to costs per microbatch."""
+    # The costs have `batch_axes` leading batch axes. The result is for these costs only: its links
+    # have no `eager_below` any more.
     if program.links.eager_below:
         if is_traced(program):
             raise ValueError("a program of links with eager_below cannot be traced: close over it")

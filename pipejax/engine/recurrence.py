@@ -281,10 +281,8 @@ def total_negative_slack(
 def longest_spans_and_grad(
     program: Program, costs: dict[str, Array]
 ) -> tuple[Float[Array, " batch"], dict[str, Array]]:
-    """Return the longest time from a worker's first start to its last end, and its derivatives.
-
-    `costs` and the derivatives are by field of `Costs`, with a batch axis first.
-    """
+    """Return the longest time from a worker's first start to its last end, and its derivatives."""
+    # `costs` and the derivatives are by field of `Costs`, with a batch axis first.
 
     def longest_span(costs: dict[str, Array]) -> Float[Array, ""]:
         preds, duration, lag = _graph(program, Costs(**costs))

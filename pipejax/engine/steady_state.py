@@ -250,10 +250,8 @@ def _backwards_of_pairs(program: Program) -> dict[int, Key]:
 
 
 def _select_spans(columns: _Columns, num_microbatches: int) -> list[_PeriodSpan]:
-    """Select the longest periods that together do every kind of work once per microbatch.
-
-    Raises a ValueError if there are none.
-    """
+    """Select the longest periods that together do every kind of work once per microbatch."""
+    # Raises a ValueError if there are none.
     # an op that occurs only outside periods need not repeat if other ops do its kind of work
     kinds: set[Kind] = set()
     for node in itertools.chain.from_iterable(columns.nodes):

@@ -251,10 +251,8 @@ def _op_and_worker(
 
 
 def _check_forwards_and_backwards(content: Content) -> None:
-    """Check that every microbatch has a forward and some backward on every stage, not two.
-
-    `_check_needed` checks that both halves of a split backward are there.
-    """
+    """Check that every microbatch has a forward and some backward on every stage, not two."""
+    # `_check_needed` checks that both halves of a split backward are there.
     stages, microbatches = content.num_stages, content.num_microbatches
     forwards = content.ops.take(content.ops.phase == Phase.F)
     # a wrong table may claim huge numbers: count before `content.where` allocates such arrays
@@ -327,10 +325,8 @@ def check_gathered(content: Content) -> None:
 
 
 def check_updates(content: Content) -> None:
-    """Check that updates U apply each gradient once, and forwards read versions that exist then.
-
-    With several runs, also that no run begins a round before all have ended the round before it.
-    """
+    """Check that updates U apply each gradient once, and forwards read versions that exist then."""
+    # With several runs, also that no run begins a round before all have ended the round before it.
     rule, where = content.weights, content.where
     if not len(content.updates):
         if rule != NEWEST:

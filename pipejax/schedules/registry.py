@@ -47,10 +47,8 @@ def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
 def _find(
     table: ScheduleTable, ignored: tuple[Phase, ...], names: Collection[str] | None = None
 ) -> tuple[str, Mapping[str, int]] | None:
-    """Find the name and options of the registered schedule with the rows of a table, or None.
-
-    Ops of ignored phases do not count. With `names`, only these schedules are tried.
-    """
+    """Find the name and options of the registered schedule with the rows of a table, or None."""
+    # Ops of ignored phases do not count. With `names`, only these schedules are tried.
     slices, per_worker = table.grammar.slices, table.num_stages // table.num_workers
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches // slices}
     values = {"stages_per_worker": per_worker, "waves": per_worker // 2, "slices": slices}

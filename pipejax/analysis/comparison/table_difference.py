@@ -113,10 +113,8 @@ def row_exchanges(
 
 
 def _rows(table: ScheduleTable, like: Grammar = USUAL) -> list[list[Cell]]:
-    """Return cells by row without idle slots, with the phase codes of grammar `like`.
-
-    Then ops of tables that number their own phases differently compare.
-    """
+    """Return cells by row without idle slots, with the phase codes of grammar `like`."""
+    # Then ops of tables that number their own phases differently compare.
     rows = [[cell for cell in row if cell] for row in table.rows()]
     if not table.grammar.custom_phases:
         return rows

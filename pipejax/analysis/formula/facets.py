@@ -233,11 +233,9 @@ class Envelope(NamedTuple):
 
 
 def find_facets(solve: Solve, domain: Cone, num_parameters: int, max_facets: int) -> Envelope:
-    """Find a makespan as the maximum of sums such as 6F + 4B (facets), with the proof.
-
-    `domain` is the cone of the parameters' values. If more than `max_facets` facets are needed,
-    the result has a gap above 0: the largest relative error of the maximum.
-    """
+    """Find a makespan as the maximum of sums such as 6F + 4B (facets), with the proof."""
+    # `domain` is the cone of the parameters' values. If more than `max_facets` facets are needed,
+    # the result has a gap above 0: the largest relative error of the maximum.
     # Each path has a sum. Where all facets are below the makespan, the longest path gives another.
     search = _Search(solve, domain, num_parameters)
     while violations := search.rays_below_makespan():  # (gap, counts of a path), largest gap first
@@ -266,10 +264,8 @@ class _Search:
         self.shift, self.evaluations = self.max_offset_length.bit_length() + 1, 1
 
     def rays_below_makespan(self) -> list[tuple[Fraction, tuple[int, ...]]]:
-        """Return (largest relative gap, counts of a longest path), the largest gap first.
-
-        At each ray (theta, z), z is the closed form at parameters theta; paths may be longer.
-        """
+        """Return (largest relative gap, counts of a longest path), the largest gap first."""
+        # At each ray (theta, z), z is the closed form at parameters theta; paths may be longer.
         self._run([theta for theta in self._thetas() if any(theta)])
         gaps: dict[tuple[int, ...], Fraction] = {}
         for theta, z in zip(self._thetas(), self.cone.rays[:, -1].tolist(), strict=True):

@@ -225,13 +225,11 @@ def _fraction(weight: float) -> Fraction:
 
 
 def weights_by_key(program: Program, weights: Costs, denominator: int) -> dict[str, Any]:
-    """Return the integers weight * denominator of a parameter, by phase or message cost.
-
-    `weights` holds the parameter's coefficient in each cost. The integers are nested lists
-    (stages), (workers) for phases of workers, or (2, pipes, boundaries) for messages. If costs
-    differ by microbatch, microbatches are their last axis, except for phases of whole stages such
-    as UNSHARD, which belong to no microbatch.
-    """
+    """Return the integers weight * denominator of a parameter, by phase or message cost."""
+    # `weights` holds the parameter's coefficient in each cost. The integers are nested lists
+    # (stages), (workers) for phases of workers, or (2, pipes, boundaries) for messages. If costs
+    # differ by microbatch, microbatches are their last axis, except for phases of whole stages such
+    # as UNSHARD, which belong to no microbatch.
     layout = program.layout
     microbatch_axis = (layout.num_microbatches,) if layout.per_microbatch else ()
     codes = {*np.unique(program.phase).tolist(), *map(int, layout.paired_phases)}

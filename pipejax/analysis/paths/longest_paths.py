@@ -163,11 +163,9 @@ class PathRanking:
             heapq.heappush(self._candidates[node], (-length, column, rank))
 
     def _pop(self, node: int) -> bool:
-        """Move the longest candidate to the known paths; return False if its kind is known.
-
-        A candidate is the predecessor's path of a rank, over the edge in a column. Then the kind of
-        that path, with the numbers of the edge and the node added, is that of the new path.
-        """
+        """Move the longest candidate to the known paths; return False if its kind is known."""
+        # A candidate is the predecessor's path of a rank, over the edge in a column. Then the kind
+        # of that path, with the numbers of the edge and the node added, is that of the new path.
         negative_length, column, rank = heapq.heappop(self._candidates[node])
         self._last_edge[node] = column, rank
         kind = 0

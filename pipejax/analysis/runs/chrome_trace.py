@@ -236,10 +236,8 @@ def _flows(
 
 
 def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
-    """Return counter events of activations in flight by worker: +1 at F, -1 after B or W.
-
-    Other items that ops of the table's own kinds take and free have counters of their own.
-    """
+    """Return counter events of activations in flight by worker: +1 at F, -1 after B or W."""
+    # Other items that ops of the table's own kinds take and free have counters of their own.
     ledger = memory_ledger(phase for phase in table.used_phases if phase not in HOST)
     item_by_part = {table.grammar.parts[name]: name for name in table.grammar.items}
     changes: list[tuple[int, int, Counter[str]]] = []  # time [ns], worker, change by item

@@ -166,10 +166,8 @@ def op_times(
 def _block_updates(
     table: ScheduleTable, versions: Versions, start: PerCell, finish: PerCell
 ) -> tuple[PerGradient, PerGradient]:
-    """Return by gradient the number of its update, and of the last update its forward reads.
-
-    Updates of any stage are numbered in the order of their ends, each run from 0.
-    """
+    """Return by gradient the number of its update, and of the last update its forward reads."""
+    # Updates of any stage are numbered in the order of their ends, each run from 0.
     tolerance = SAME_MOMENT * float(finish.max())
     updates, runs = table.updates, table.weights.runs
     run = table.cells.microbatch.ravel()[updates] % runs

@@ -204,10 +204,8 @@ def part_window(run: Evaluation, part: str) -> Window:
 def time_window(
     runs: Sequence[Evaluation], start: float | None, stop: float | None, part: str | None
 ) -> Window | None:
-    """Return the window from start to stop [s], or that of a part over all runs.
-
-    The result is None without any of them.
-    """
+    """Return the window from start to stop [s], or that of a part over all runs."""
+    # The result is None without any of them.
     if part is not None:
         if start is not None or stop is not None:
             raise ValueError("part gives both ends of the time axis: leave start and stop out")

@@ -250,12 +250,10 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
 def find_evidence(
     regime: Regime, system: System, stack: str, launcher: str = ""
 ) -> Evidence | None:
-    """Find the measured runs that are most like a workload, and the range of its step time.
-
-    A calibrated machine has its own runs, and their band as the range. Other machines have runs
-    that come with pipejax, of models with experts or without, on machines of one generation. The
-    result is None if there are none. An empty stack is the default, even of other launchers.
-    """
+    """Find the measured runs that are most like a workload, and the range of its step time."""
+    # A calibrated machine has its own runs, and their band as the range. Other machines have runs
+    # that come with pipejax, of models with experts or without, on machines of one generation. The
+    # result is None if there are none. An empty stack is the default, even of other launchers.
     record, software = system.calibration, stack or DEFAULT_STACK
     # `runs` are the candidates, `factors` is their range of measured / predicted step time
     if record is None:
@@ -296,11 +294,9 @@ def find_evidence(
 def are_tied(
     times: Sequence[float], evidence: Sequence[Evidence | None]
 ) -> Bool[NumpyArray, " layouts"]:
-    """Return whether predictions cannot tell a layout from the fastest layout (layouts).
-
-    Layouts of one job share errors of the machine. They tie with the fastest if they are slower by
-    at most the `spread` of errors in their evidence. A layout without evidence never ties.
-    """
+    """Return whether predictions cannot tell a layout from the fastest layout (layouts)."""
+    # Layouts of one job share errors of the machine. They tie with the fastest if they are slower
+    # by at most the `spread` of errors in their evidence. A layout without evidence never ties.
     lags = np.array(times) / min(times) - 1
     spreads = np.array([math.nan if x is None else x.spread / 100 for x in evidence])
     has_evidence = np.array([x is not None for x in evidence])

@@ -125,10 +125,8 @@ def price_systems(work: StageWork, systems: System, *, dtype: Any = float) -> Pr
 
 
 def many_systems(systems: System, *, slopes: bool = False) -> System:
-    """Convert the numbers of a batch of systems to `Many`.
-
-    With `slopes`, they carry derivatives by each resource in `POWER`, such as compute.peak.
-    """
+    """Convert the numbers of a batch of systems to `Many`."""
+    # With `slopes`, they carry derivatives by each resource in `POWER`, such as compute.peak.
     resources = {FIELDS[name]: name for name in POWER if slopes}
 
     def to_leaf(path: Any, leaf: NumpyArray) -> Many | Any:

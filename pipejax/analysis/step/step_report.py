@@ -334,10 +334,9 @@ COST_RANKS: Mapping[tuple[str, Any], int] = {
 def fitting_change(
     workload: Workload, table: ScheduleTable, room: float, launcher: str | None = None
 ) -> Change | None:
-    """Find the change of least cost rank with which a workload fits in `room` bytes, or None.
-
-    A change sets fields of the workload. If a launcher is named, it must run the changed workload.
-    """
+    """Find the change of least cost rank with which a workload fits in `room` bytes, or None."""
+    # A change sets fields of the workload. If a launcher is named, it must run the changed
+    # workload.
 
     def rank(change: Change) -> tuple[int, int]:
         return sum(COST_RANKS[entry] for entry in change.items()), len(change)

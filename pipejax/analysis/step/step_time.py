@@ -134,11 +134,9 @@ class StepTimes:
         layer_group: Rows | None = None,
         system: System | None = None,
     ) -> None:
-        """Build the schedule and the inputs of every row.
-
-        `link` is the link model of rows that name none, `layer_group` (rows) the index of a factor
-        for `predict_and_grad`, which plans schedules for the times of `system`.
-        """
+        """Build the schedule and the inputs of every row."""
+        # `link` is the link model of rows that name none, `layer_group` (rows) the index of a
+        # factor for `predict_and_grad`, which plans schedules for the times of `system`.
         check_types(rows=(rows, MeasuredRows))
         group = np.zeros(len(rows), int) if layer_group is None else layer_group
         timed = rows.op.tolist(), rows.stage.tolist(), rows.steps_overlap.tolist()
@@ -400,10 +398,8 @@ def _solve_part(program: Program, steps_overlap: bool, leaves: Any) -> tuple[Any
 
 
 def _program_index(rows: Rows, stages: int) -> Callable[[str, NumpyArray], tuple[Any, ...]]:
-    """Return a function that gives the index of the selected rows in a cost (batch, rows, ..).
-
-    The index leaves out padding of the last axis: stages or, of message times, boundaries.
-    """
+    """Return a function that gives the index of the selected rows in a cost (batch, rows, ..)."""
+    # The index leaves out padding of the last axis: stages or, of message times, boundaries.
 
     def index(name: str, leaf: NumpyArray) -> tuple[Any, ...]:
         """Return the index that selects the rows from the costs of a field, without padding."""

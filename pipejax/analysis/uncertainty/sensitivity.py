@@ -225,10 +225,8 @@ class PlaceSensitivity(NamedTuple):
 def place_sensitivity(
     evaluation: Evaluation, factors: tuple[float, ...] = (0.5, 2.0)
 ) -> list[PlaceSensitivity]:
-    """Return exact step times with each place scaled, by falling share of the critical path.
-
-    Places are stages, workers and stage boundaries.
-    """
+    """Return exact step times with each place scaled, by falling share of the critical path."""
+    # Places are stages, workers and stage boundaries.
     check_types(evaluation=(evaluation, Evaluation))
     table, links = evaluation.table, evaluation.links
     results = []

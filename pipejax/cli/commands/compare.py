@@ -264,11 +264,9 @@ def difference(
     labels: str | None,
     exchange: bool,
 ) -> Answer:
-    """Answer with the differences of two tables, cell by cell, and of their runs.
-
-    Each row of the second table is also put into the first one and evaluated: always with
-    `exchange`, else if the tables are small.
-    """
+    """Answer with the differences of two tables, cell by cell, and of their runs."""
+    # Each row of the second table is also put into the first one and evaluated: always with
+    # `exchange`, else if the tables are small.
     from pipejax.analysis.comparison.table_difference import row_exchanges, table_difference
 
     names, options = listed.names, listed.options

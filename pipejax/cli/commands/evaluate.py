@@ -110,11 +110,9 @@ class TimingSettings:
 def _add_corners(
     result: dict[str, Any], corners: "pj.results.Corners", evaluation: "pj.Evaluation"
 ) -> object:
-    """Add a row for each corner to `result`, and return the rows as a table.
-
-    A row has the makespan, the lateness [s] against a target, and the number of ops whose slack is
-    least in this corner.
-    """
+    """Add a row for each corner to `result`, and return the rows as a table."""
+    # A row has the makespan, the lateness [s] against a target, and the number of ops whose slack
+    # is least in this corner.
     binding = [row["corner"] for row in op_rows(evaluation, "corner", corners.binding)]
     worst_slack, lateness = corners.slack.min(axis=1), corners.total_negative_slack
     rows: list[dict[str, Any]] = []
@@ -295,10 +293,8 @@ def _evidence(scenario: "pj.Scenario", step: float) -> dict[str, Any]:
 def _add_fit(
     table: pj.ScheduleTable, scenario: "pj.Scenario", result: dict[str, Any]
 ) -> dict[str, Any]:
-    """Add to a result whether the step of a model fits in memory.
-
-    If not, return fields of the workload with which it would fit; {} if there are none.
-    """
+    """Add to a result whether the step of a model fits in memory."""
+    # If not, return fields of the workload with which it would fit; {} if there are none.
     if scenario.workload is None or scenario.system is None:
         return {}
     room = float(scenario.system.memory_available)

@@ -114,10 +114,9 @@ def family_lines(family: "pj.results.Family", per_worker: float = 0) -> Iterator
 def versus_lines(
     versus: "pj.results.Versus", form: "pj.results.Formula", plans: Plans
 ) -> Iterator[str]:
-    """Yield which of two schedules is faster, and where, in the ranges of the parameters.
-
-    `form` is the closed form of the first one, `plans` the op times that schedules are planned for.
-    """
+    """Yield which of two schedules is faster, and where, in the ranges of the parameters."""
+    # `form` is the closed form of the first one, `plans` the op times that schedules are planned
+    # for.
     first, second = (f"{name} as planned" if name in plans else name for name in versus.names)
     verdict = {
         "one is never slower": f"{first} is never slower",
@@ -148,10 +147,8 @@ def versus_lines(
 
 
 def _place_text(at: Mapping[str, float], form: "pj.results.Formula") -> str:
-    """Write the parameter values `at` which one schedule is slower by the largest ratio.
-
-    Without ranges of parameters, any multiple of these values gives the same ratio.
-    """
+    """Write the parameter values `at` which one schedule is slower by the largest ratio."""
+    # Without ranges of parameters, any multiple of these values gives the same ratio.
     values = ", ".join(f"{key}={value:.3g}" for key, value in at.items())
     if not form.box:
         return f"at {values} or multiples"
@@ -340,10 +337,8 @@ def _parse_family(text: str) -> tuple[str, list[int]]:
 
 
 def _family(settings: _FormOptions, symbol: str, numbers: list[int]) -> "pj.results.Family":
-    """Fit one closed form to the sizes `numbers` of M or P, and check it on further sizes.
-
-    Without `numbers`, sizes up to 10 steps are fitted, where a step is P for M.
-    """
+    """Fit one closed form to the sizes `numbers` of M or P, and check it on further sizes."""
+    # Without `numbers`, sizes up to 10 steps are fitted, where a step is P for M.
     from pipejax.analysis.formula.family import NoFamilyError  # loads JAX
 
     workers, microbatches = settings.run.workers, settings.run.microbatches

@@ -260,11 +260,9 @@ def _empty_reason(
     *,
     is_filtered: bool,
 ) -> Iterator[str]:
-    """Yield, line by line, why no point can be chosen, and the option that helps.
-
-    `near` has, by the text of a condition that holds for no point, its axis and the axis value
-    nearest to it. `selected` is the mask of the points that all conditions keep.
-    """
+    """Yield, line by line, why no point can be chosen, and the option that helps."""
+    # `near` has, by the text of a condition that holds for no point, its axis and the axis value
+    # nearest to it. `selected` is the mask of the points that all conditions keep.
     from pipejax.sweep.results import selectable
 
     for text, (axis, value, _) in near.items():
@@ -353,10 +351,8 @@ def _between(results: "SweepResults", axis: str, knee: "Knee", scale: tuple[floa
 def knee_table(
     results: "SweepResults", rank: str, axis: str, knees: "Sequence[Knee]"
 ) -> Iterator[object]:
-    """Yield a table of knees: axis values whose cost is at most the share above the best.
-
-    The first row has all other axes at their best, a further row one value of another axis.
-    """
+    """Yield a table of knees: axis values whose cost is at most the share above the best."""
+    # The first row has all other axes at their best, a further row one value of another axis.
     if not knees:
         return
     scale = display_scale(results.units, axis, results.axes[axis].astype(float).tolist())
@@ -499,11 +495,9 @@ def _front_names(
     front: "Points",
     points: "Sequence[DistinctPoint]",
 ) -> tuple[str, list[str]]:
-    """Name the points of a Pareto front by the axes in which they differ.
-
-    Returns the heads of these axes and a name for each point of the front. `front` are positions
-    in the flattened results; points of `points` with the same objectives share a name, "a = b".
-    """
+    """Name the points of a Pareto front by the axes in which they differ."""
+    # Returns the heads of these axes and a name for each point of the front. `front` are positions
+    # in the flattened results; points of `points` with the same objectives share a name, "a = b".
     heads, columns = [], []
     for axis, labels in results.axes.items():
         scale = display_scale(results.units, axis, labels.tolist())

@@ -135,11 +135,9 @@ class LineOptions:
                 raise ValueError(f"{flag(name)} has no effect without {lacks}")
 
     def error_text(self, error: Exception) -> str:
-        """Return the text of an error, with the option in place of the wrong argument.
-
-        "num_workers must be .." becomes "--workers must be ..", also inside another error. A text
-        about a file, "runs.csv: ..", only gets the option of the file in front.
-        """
+        """Return the text of an error, with the option in place of the wrong argument."""
+        # "num_workers must be .." becomes "--workers must be ..", also inside another error. A text
+        # about a file, "runs.csv: ..", only gets the option of the file in front.
         message = str(getattr(error, "reason", error))
         options = [(name, value) for name, value in self.values if name in CATALOGUE]
         parts = [(name, part) for name, value in options for part in value.split(",")]
@@ -157,11 +155,9 @@ class LineOptions:
         return _with_phase_letters(message)
 
     def _with_option(self, error: ArgumentError, text: str, *, has_option: bool) -> str:
-        """Return the text of an error with an option in place of its argument.
-
-        If the text does not name the argument, the option goes in front of the text, unless the
-        whole message names an option already (`has_option`).
-        """
+        """Return the text of an error with an option in place of its argument."""
+        # If the text does not name the argument, the option goes in front of the text, unless the
+        # whole message names an option already (`has_option`).
         name = self._argument_option(error)
         if name is None:
             return text
@@ -174,10 +170,9 @@ class LineOptions:
         return message
 
     def _argument_option(self, error: ArgumentError) -> str | None:
-        """Return the name of the option that sets the argument of an error; None if none does.
-
-        Of several the one with a value. An unknown name belongs to the option that has it as value.
-        """
+        """Return the name of the option that sets the argument of an error; None if none does."""
+        # Of several the one with a value. An unknown name belongs to the option that has it as
+        # value.
         names = (error.argument, OF_ARGUMENTS.get(error.argument, ""), f"{error.argument}s")
         options = [name for name in names if name in self.takes]
         on_line = [name for name in options if self.has_value(name)]
@@ -261,11 +256,9 @@ OF_THE_LINE = ("config", "help", "help_all")  # options that a file does not giv
 def read_config(
     path: Path, command: str, takes: Mapping[str, Collection[Any]], commands: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each option that a file gives to a command.
-
-    A section of the file has the options of one command; keys outside sections are for all. The
-    text is what would stand on the line; a flag has its own name for a text.
-    """
+    """Yield name and text of each option that a file gives to a command."""
+    # A section of the file has the options of one command; keys outside sections are for all. The
+    # text is what would stand on the line; a flag has its own name for a text.
     loaders = {".json": load_json, ".toml": load_toml}
     if path.suffix not in loaders:
         raise ValueError(f"--config must end in one of .toml, .json, got {str(path)!r}")

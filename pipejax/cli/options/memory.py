@@ -162,10 +162,8 @@ class MemoryLimit(NamedTuple):
         activations: ActivationOptions,
         workload: "pj.Workload | None",
     ) -> Room:
-        """Return the memory of each worker for activations: the limit less static memory.
-
-        Raises InfeasibleError if the static memory of a worker alone reaches the limit.
-        """
+        """Return the memory of each worker for activations: the limit less static memory."""
+        # Raises InfeasibleError if the static memory of a worker alone reaches the limit.
         limits = for_each(self.values, table.num_workers, LIMIT_OPTION, "workers")
         if self.in_bytes and workload is None:
             raise ValueError(f"{LIMIT_OPTION} in bytes needs --model for the bytes of stages")

@@ -44,10 +44,8 @@ def parse_list(text: str, where: str, *, seconds: bool = False) -> list[float]:
 
 
 def warn_of_mixed_units(text: str, option: str, other_times: str = "") -> None:
-    """Warn of a time without a unit that is far longer than the times with one, as in F=1ms,B=2.
-
-    `other_times` has the times of another option that go with those of `text`.
-    """
+    """Warn of a time without a unit that is far longer than the times with one, as in F=1ms,B=2."""
+    # `other_times` has the times of another option that go with those of `text`.
     entries = [entry.rpartition("=")[2].strip() for entry in text.split(",")]
     other_entries = [entry.rpartition("=")[2].strip() for entry in other_times.split(",")]
     # parse_float is NaN for a time with a unit
@@ -160,11 +158,9 @@ Described = TypeVar("Described")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def options(described: Described, details: Mapping[str, str] | None = None) -> Described:
-    """Turn the fields of a class, or the parameters of a command, into options for cyclopts.
-
-    Each annotation gets the reader and the help of its option, with a detail: by default that of
-    the catalogue. A class becomes a frozen dataclass.
-    """
+    """Turn the fields of a class, or the parameters of a command, into options for cyclopts."""
+    # Each annotation gets the reader and the help of its option, with a detail: by default that of
+    # the catalogue. A class becomes a frozen dataclass.
     details = details or DETAILS.get(getattr(described, "__name__", ""), {})
     is_record = isinstance(described, type)
     command = "" if is_record else getattr(described, "__name__", "")
@@ -323,10 +319,8 @@ def command_options(command: Callable[..., Any]) -> dict[str, CommandOption]:
 def check_outputs(
     command: Callable[..., Any], arguments: dict[str, Any], *, force: bool
 ) -> list[Output]:
-    """Check, before the work, that a command can write its files; return its outputs.
-
-    `arguments` gets outputs that know their option, and whether they replace a file.
-    """
+    """Check, before the work, that a command can write its files; return its outputs."""
+    # `arguments` gets outputs that know their option, and whether they replace a file.
     parameters = inspect.signature(command).parameters
     marks = {name: output_kind(option.annotation) for name, option in parameters.items()}
     kinds = {name: kind for name, kind in marks.items() if kind is not None}

@@ -60,11 +60,9 @@ class CostFields(NamedTuple):
 def parse_scenario(
     run: Any, *, settings: "TableOptions | None" = None, point: "SizedSchedule | None" = None
 ) -> "pj.Scenario":
-    """Make a scenario of the options of a command, which are the fields of the record `run`.
-
-    `point` is the schedule and its size if the command takes several schedules; `settings` replace
-    the options of the schedule.
-    """
+    """Make a scenario of the options of a command, which are the fields of the record `run`."""
+    # `point` is the schedule and its size if the command takes several schedules; `settings`
+    # replace the options of the schedule.
     link = getattr(run, "links", pj.Links)()  # a closed form has its own, and no costs
     settings = settings or run.settings
     costs = getattr(run, "cost_fields", None) or CostFields(pj.costing.SlotCosts(), (), {})
@@ -94,10 +92,8 @@ def parse_scenario(
 
 
 def scenario_options(scenario: "pj.Scenario") -> Options:
-    """Return the options that give this scenario, with their values, in the order of the help.
-
-    Raises ValueError if no option can set a part of the scenario, such as costs in no file.
-    """
+    """Return the options that give this scenario, with their values, in the order of the help."""
+    # Raises ValueError if no option can set a part of the scenario, such as costs in no file.
     options = _table_options(scenario)
     options |= _source_options(scenario)
     options |= _edit_options(scenario)
@@ -352,10 +348,9 @@ def _parse_source(
 
 
 def _parse_times(name: str, text: str, messages: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Read times [s] of ops from an option such as "F=1,B=2,pair=2.5".
-
-    The keys are fields of `Costs`; the time of a kind that a table defines has its letters as key.
-    """
+    """Read times [s] of ops from an option such as "F=1,B=2,pair=2.5"."""
+    # The keys are fields of `Costs`; the time of a kind that a table defines has its letters as
+    # key.
     from pipejax.costs.costs import TIME_FIELDS, check_backward
 
     option, times = flag(name), dict[str, float]()
@@ -684,10 +679,8 @@ def check_used(
     builders: Iterable[Builder] = (),
     letters: Collection[str] | None = None,
 ) -> None:
-    """Refuse a time of ops that no table has, and for which no builder plans its order.
-
-    `letters` are those of the ops to check, "pair" for fused pairs; default: all ops.
-    """
+    """Refuse a time of ops that no table has, and for which no builder plans its order."""
+    # `letters` are those of the ops to check, "pair" for fused pairs; default: all ops.
     from pipejax.costs.costs import PHASE_FIELDS
 
     used_letters: set[str] = set()

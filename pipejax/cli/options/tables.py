@@ -88,10 +88,8 @@ class TableOptions(NamedTuple):
             )
 
     def planned_for(self, schedule: str, table: pj.ScheduleTable) -> dict[str, Any]:
-        """Return the times [slots] for which the order of a table was planned, by letter.
-
-        The letter c stands for a message. Empty if the schedule plans no order.
-        """
+        """Return the times [slots] for which the order of a table was planned, by letter."""
+        # The letter c stands for a message. Empty if the schedule plans no order.
         builder = self.builder(schedule)
         if not builder.planned:
             return {}
@@ -272,11 +270,9 @@ class ScheduleList(NamedTuple):
         return cls(options, names, workers)
 
     def sized(self, microbatches: Sequence[int] | None) -> list[SizedSchedule]:
-        """Return all schedules at the first M of `microbatches`, then at the second, and so on.
-
-        Without an option, a table in a file has its own size. Any other schedule has the size of
-        the tables if these agree.
-        """
+        """Return all schedules at the first M of `microbatches`, then at the second, and so on."""
+        # Without an option, a table in a file has its own size. Any other schedule has the size of
+        # the tables if these agree.
         table_sizes = {name: self.options.builder(name).sizes for name in self.names}
         tables = [sizes for sizes in table_sizes.values() if sizes is not None]
 

@@ -115,10 +115,8 @@ def binary_ops(program: Program) -> BinaryOps:
 def allocate(
     first: Column, second: Column, moment: Column, num_buffers: int = 1
 ) -> tuple[Column, int]:
-    """Return a buffer slot for each op (ops), not shared by live ops, and the number of slots.
-
-    Ops of a moment are simultaneous, and write to buffer `moment % num_buffers`.
-    """
+    """Return a buffer slot for each op (ops), not shared by live ops, and the number of slots."""
+    # Ops of a moment are simultaneous, and write to buffer `moment % num_buffers`.
     # a slot is free after the moment of its last reader, or without one at the next write
     last_reader = moment + num_buffers - 1
     for operand in (first, second):

@@ -136,10 +136,8 @@ def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
 
 
 def _without_sums(ops: BinaryOps) -> tuple[BinaryOps, Ops]:
-    """Drop each op y = x + cost of one operand, if all its readers can add that cost.
-
-    Return the other ops, and the cost position of the lag of their first operands.
-    """
+    """Drop each op y = x + cost of one operand, if all its readers can add that cost."""
+    # Return the other ops, and the cost position of the lag of their first operands.
     # A weight gradient W after B is such an op: max(B + W, second + lag) needs no value of W. An
     # op stays if a reader has a lag for it already, is dropped itself, or if it is the makespan.
     first, second, lag = ops.first.copy(), ops.second.copy(), ops.lag.copy()
@@ -206,10 +204,8 @@ def _with_copies(ops: BinaryOps, level: Ops) -> tuple[Ops, Ops, Ops, Ops, Ops]:
 def values_by_level(
     program: LevelProgram, pieces: tuple[Array, ...], first: Array, *, tiles: tuple[int, int]
 ) -> Array:
-    """Return the makespans [s] of a block (tiles, lanes) that starts at configuration `first`.
-
-    Two buffers hold the values of even and of odd levels: ops read one and write the other.
-    """
+    """Return the makespans [s] of a block (tiles, lanes) that starts at configuration `first`."""
+    # Two buffers hold the values of even and of odd levels: ops read one and write the other.
 
     def run_tile(t: Array, carry: Carry) -> Carry:
         """Compute the makespans of tile t, and write them into row t of the values."""
@@ -356,10 +352,8 @@ def _compile(
 
 
 def _run(task: Task | LevelProgram, pieces: tuple[Array, ...], *, plain: bool = False) -> Result:
-    """Return makespans (batch) [s], and counts of costs if the task has a backward pass.
-
-    With `plain`, as on accelerators, loops are no single calls and take one wide tile.
-    """
+    """Return makespans (batch) [s], and counts of costs if the task has a backward pass."""
+    # With `plain`, as on accelerators, loops are no single calls and take one wide tile.
     if isinstance(task, LevelProgram):
         return _run_by_level(task, pieces), None
     plain = plain or jax.default_backend() != "cpu"

@@ -84,10 +84,8 @@ def count_up(first: Number, end: Number, body: Callable[[Array, Any], Any], star
 def values_and_choices(
     task: Task, pieces: tuple[Array, ...], first: Array, *, tiles: tuple[int, int]
 ) -> tuple[Array, Array]:
-    """Return makespans (tiles, lanes) [s], and each op's choice between its two operands.
-
-    The choices of the ops are kept if the task has a backward pass.
-    """
+    """Return makespans (tiles, lanes) [s], and each op's choice between its two operands."""
+    # The choices of the ops are kept if the task has a backward pass.
     program, keeps_choices = task.forward, task.backward is not None
     is_exact, dtype = task.temperature is None, pieces[0].dtype
     rows = len(program.code) // GROUP if is_exact else len(program.code)
@@ -121,10 +119,8 @@ def empty_buffers(
 
 
 def cost_columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Array:
-    """Copy the costs [s] of a tile's configurations to (columns, lanes); column 0 stays zero.
-
-    Pieces have shape (configurations or 1, entries); each entry becomes a row here.
-    """
+    """Copy the costs [s] of a tile's configurations to (columns, lanes); column 0 stays zero."""
+    # Pieces have shape (configurations or 1, entries); each entry becomes a row here.
     lanes, row = columns.shape[1], 1
 
     def copy_entry(piece: Array, row: int, e: Array, columns: Array) -> Array:
@@ -274,10 +270,8 @@ def _choice(choices: Array, op: Array) -> Array:
 def _path(
     program: ForwardProgram, choices: Array, state: Array, on_path: Array, first: Array, end: Array
 ) -> tuple[Array, Array]:
-    """Mark the operands of a stretch's ops as on the critical path where the ops are on it.
-
-    `state` (slots, width) has a mark by slot, `on_path` (rows, width) by op and second operand.
-    """
+    """Mark the operands of a stretch's ops as on the critical path where the ops are on it."""
+    # `state` (slots, width) has a mark by slot, `on_path` (rows, width) by op and second operand.
 
     def mark_operands(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         """Mark the operands of the k-th op before the end of the stretch."""

@@ -391,10 +391,8 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
     def solve_larger(
         axis_size: int, in_batched: list[dict[str, bool]], leaves: Leaves
     ) -> tuple[tuple[Array, Leaves], tuple[bool, dict[str, bool]]]:
-        """Merge the axis that vmap adds into the batch axis, and solve the larger batch.
-
-        Return the solution, and that all its leaves have the axis from vmap.
-        """
+        """Merge the axis that vmap adds into the batch axis, and solve the larger batch."""
+        # Return the solution, and that all its leaves have the axis from vmap.
         # (vmap or 1, batch or 1, ..) each
         (has_vmap,) = in_batched  # by leaf: whether it has the axis from vmap
         expanded = {n: leaf if has_vmap[n] else leaf[None] for n, leaf in leaves.items()}

@@ -87,10 +87,8 @@ def path_slopes(counts: Any, slopes: Costs) -> Float[NumpyArray, "batch numbers"
 def programs_of_batch(
     table: ScheduleTable, links: Links, costs: Costs
 ) -> Iterator[tuple[Program, Rows | None]]:
-    """Yield programs of a table, each with the configurations it is valid for; None means all.
-
-    There is one for each set of messages that are below `Links.eager_below`.
-    """
+    """Yield programs of a table, each with the configurations it is valid for; None means all."""
+    # There is one for each set of messages that are below `Links.eager_below`.
     if not links.eager_below:
         yield lower(table, link=links), None
         return

@@ -54,10 +54,8 @@ def unrolled(ops: BinaryOps, rows: CostRows) -> Callable[[Leaves], Values]:
 def unrolled_with_counts(
     ops: BinaryOps, rows: CostRows, dtype: np.dtype
 ) -> KernelWithCounts | None:
-    """Compile a kernel for makespans and cost counts; None if compilation would take too long.
-
-    Counts (columns, batch) are of each column of the costs on the critical path.
-    """
+    """Compile a kernel for makespans and cost counts; None if compilation would take too long."""
+    # Counts (columns, batch) are of each column of the costs on the critical path.
     # words are as wide as costs, or have 64 bits if these would be too many
     for bits in sorted({8 * dtype.itemsize, 64}):
         digits = lay_out_digits(ops, rows, bits)

@@ -31,11 +31,9 @@ EAGER_MODEL = "queued"  # link model of buffered messages under rendezvous
 
 
 def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -> MessageTable:
-    """Add messages to a program: as nodes on their links, or as edges with a lag.
-
-    `order.messages` are edges between cells, `sent` the same messages between nodes (in helpers
-    too). Return `sent` with the node that carries each message, and the lag of its arrival.
-    """
+    """Add messages to a program: as nodes on their links, or as edges with a lag."""
+    # `order.messages` are edges between cells, `sent` the same messages between nodes (in helpers
+    # too). Return `sent` with the node that carries each message, and the lag of its arrival.
     # The order of these edges matters: at a tie the first edge into a node wins:
     # 1. into a transfer, from the op that makes the message;
     # 2. from the transfer before it in a queue of either worker, or on its shared or own link;
@@ -96,10 +94,8 @@ def _chain_transfers(
     nodes: Nodes,
     is_transfer: Which,
 ) -> tuple[ScheduleTable, Int[NumpyArray, "2 transfers"]]:
-    """Order the transfers in both workers' queues: by their cells, or by their producers' ends.
-
-    Return the table with communication, and the SEND and RECV cell of each transfer, if any.
-    """
+    """Order the transfers in both workers' queues: by their cells, or by their producers' ends."""
+    # Return the table with communication, and the SEND and RECV cell of each transfer, if any.
     table, links = builder.table, builder.links
     if links.posting == "program" and not table.has_communication:
         table = insert_transfers(table, link=links)
@@ -154,10 +150,8 @@ def queue_keys(
     receiver: Int[NumpyArray, " messages"],
     direction: Int[NumpyArray, " messages"],
 ) -> Int[NumpyArray, "2 messages"]:
-    """Return the queue number of each transfer at its sender and at its receiver, (2, messages).
-
-    `queues` is one of "worker", "pair" and "direction": what separates the queues of a worker.
-    """
+    """Return the queue number of each transfer at its sender and at its receiver, (2, messages)."""
+    # `queues` is one of "worker", "pair" and "direction": what separates the queues of a worker.
     workers = np.stack([sender, receiver])
     size = int(workers.max(initial=0)) + 1
     keys = {
@@ -199,10 +193,8 @@ def _ranks_by_end(
 def _chain_shared_links(
     builder: ProgramBuilder, messages: Dependencies, sent: MessageTable, nodes: Nodes
 ) -> Which:
-    """Let each group of shared links carry one message or all-reduce at a time.
-
-    Return (messages) whether a group carries the message. A message without a node uses no link.
-    """
+    """Let each group of shared links carry one message or all-reduce at a time."""
+    # Return (messages) whether a group carries the message. A message without a node uses no link.
     is_shared = np.zeros(len(nodes), bool)
     if not builder.links.shared_links:
         return is_shared

@@ -248,10 +248,8 @@ def _add_reductions_before_updates(builder: ProgramBuilder) -> None:
 
 
 def _add_step_end(builder: ProgramBuilder) -> None:
-    """Add each stage's all-reduce, and each stage copy's update, at the end of the step.
-
-    An all-reduce waits for the last gradient of its stage on every worker.
-    """
+    """Add each stage's all-reduce, and each stage copy's update, at the end of the step."""
+    # An all-reduce waits for the last gradient of its stage on every worker.
     table, layout = builder.table, builder.layout
     nodes = builder.node_of_cell.ravel()
     last_slot = np.full((table.num_workers, table.num_stages), -1)  # of the last gradient

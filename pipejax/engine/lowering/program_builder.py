@@ -82,10 +82,8 @@ class ProgramBuilder:
     def _add_gates(
         self, nodes: Int[NumpyArray, " collective"], cells: Int[NumpyArray, " collective"]
     ) -> None:
-        """Let a collective op's nodes wait for a gate, a node without duration.
-
-        `add_edges` lets the gate wait for the predecessors of all nodes of the op.
-        """
+        """Let a collective op's nodes wait for a gate, a node without duration."""
+        # `add_edges` lets the gate wait for the predecessors of all nodes of the op.
         assert self.table.first_cells is not None
         op_cells = self.table.first_cells[cells]  # the first cell of an op stands for the op
         gate_cells, op_index = np.unique(op_cells, return_inverse=True)
@@ -114,10 +112,8 @@ class ProgramBuilder:
         head: Int[NumpyArray, " new"],
         lag: int | Int[NumpyArray, " new"],
     ) -> None:
-        """Add edges from tail to head nodes; of edges that tie, a critical path takes the first.
-
-        An edge to a node of a collective op leads to its gate, for which all its nodes wait.
-        """
+        """Add edges from tail to head nodes; of edges that tie, a critical path takes the first."""
+        # An edge to a node of a collective op leads to its gate, for which all its nodes wait.
         if self._gates:
             head = np.array([self._gates.get(node, node) for node in head.tolist()], int)
         edges = [tail, head, np.broadcast_to(lag, np.shape(tail))]
@@ -198,10 +194,9 @@ class ProgramBuilder:
         )
 
     def _distinct_edges(self) -> Int[NumpyArray, "3 edges"]:
-        """Remove all edges from the builder; return tails, heads and lags, (3, distinct edges).
-
-        Fused pairs may send each other an activation and a gradient: two edges that differ in lag.
-        """
+        """Remove all edges from the builder; return tails, heads and lags, (3, distinct edges)."""
+        # Fused pairs may send each other an activation and a gradient: two edges that differ in
+        # lag.
         edges = np.concatenate(self._edges, axis=1)
         self._edges.clear()
         tail, head, lag = edges

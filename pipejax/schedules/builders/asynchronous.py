@@ -127,10 +127,8 @@ def _table_with_updates(
     has_update: Bool[NumpyArray, " microbatches"] | None = None,
     weights: WeightRule = NEWEST,
 ) -> ScheduleTable:
-    """Build a table of F and B, with an update U after each B (with `has_update`, after some B).
-
-    `last_backward` is the microbatch of the last B before each F; below 0 without a B before it.
-    """
+    """Build a table of F and B, with an update U after each B (with `has_update`, after some B)."""
+    # `last_backward` is the microbatch of the last B before each F; below 0 without a B before it.
     microbatch = np.arange(last_backward.shape[1])
     updated = microbatch if has_update is None else microbatch[has_update]
     rows = []

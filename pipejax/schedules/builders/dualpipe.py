@@ -108,10 +108,8 @@ def _check_microbatches(name: str, workers: int, microbatches: int, step: int) -
 
 
 def _row(half: int, worker: int, microbatches: Sequence[range]) -> Int[NumpyArray, "cells 2 3"]:
-    """Return a worker's row as (cells, 2, 3): phase, stage and microbatch of two ops or `NO_OP`.
-
-    `microbatches` are those of directions 0 and 1.
-    """
+    """Return a worker's row as (cells, 2, 3): phase, stage and microbatch of two ops or `NO_OP`."""
+    # `microbatches` are those of directions 0 and 1.
     stages = worker, 2 * half - 1 - worker  # of directions 0 and 1
     pending = {
         (phase, direction): iter(members)

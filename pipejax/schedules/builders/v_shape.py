@@ -71,10 +71,8 @@ ORDER_RULES: tuple[tuple[float, tuple[Phase, ...], bool], ...] = (
 
 
 def shortest_run(work: Work, blocks: Sequence[BuildingBlock]) -> Timeline | None:
-    """Run blocks in several orders; return the run whose longest span of a worker is shortest.
-
-    Return None if no run keeps the limits. With many microbatches, short runs select orders.
-    """
+    """Run blocks in several orders; return the run whose longest span of a worker is shortest."""
+    # Return None if no run keeps the limits. With many microbatches, short runs select orders.
     orders = [
         Order(
             block,
@@ -102,10 +100,8 @@ def shortest_run(work: Work, blocks: Sequence[BuildingBlock]) -> Timeline | None
 
 
 def _runs(work: Work, order: Order) -> Iterator[tuple[Timeline, float]]:
-    """Yield runs of an order, and the longest time that a worker takes in each (its span).
-
-    Each run knows the idle times of the run before it. They end when no span gets shorter.
-    """
+    """Yield runs of an order, and the longest time that a worker takes in each (its span)."""
+    # Each run knows the idle times of the run before it. They end when no span gets shorter.
     block, shortest = order.block, FOREVER
     offsets = block.offsets[: len(work.microbatch_pipes)]
     order = order._replace(block=block._replace(offsets=offsets))
@@ -435,10 +431,8 @@ def _with_vocabulary(
 def _merge_passes(
     table: ScheduleTable, worker: int, due: Float[NumpyArray, " slots"], passes: Passes
 ) -> Ops:
-    """Order a worker's ops and its passes of the vocabulary by due time [slots].
-
-    Rows are phase, stage and microbatch; `due` are the times of the table's slots.
-    """
+    """Order a worker's ops and its passes of the vocabulary by due time [slots]."""
+    # Rows are phase, stage and microbatch; `due` are the times of the table's slots.
     slots = np.flatnonzero(table.phase[worker])
     ops = [np.stack([field[worker, slots] for field in table.cells[:3]], axis=1)]
     last_rank = len(Phase)  # above the ranks of all passes

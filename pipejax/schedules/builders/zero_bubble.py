@@ -246,10 +246,8 @@ def _with_offloads(
     load: Sequence[float],
     host_links: Sequence[Sequence[int]] = (),
 ) -> TimedOps:
-    """Add an offload and a load of each candidate (stage, microbatch) if its host link has time.
-
-    The first candidates are preferred; `offload` and `load` are times by stage.
-    """
+    """Add an offload and a load of each candidate (stage, microbatch) if its host link has time."""
+    # The first candidates are preferred; `offload` and `load` are times by stage.
     rows = zip(*(column.tolist() for column in ops), strict=True)
     times = {(phase, s, m): (worker, start, end) for phase, s, m, worker, start, end in rows}
     first_sharers = {worker: group[0] for group in host_links for worker in group}

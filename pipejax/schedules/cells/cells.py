@@ -61,10 +61,8 @@ def couples(first: Int[NumpyArray, " stages"], num_workers: int, pipes: int) -> 
 def infer_placement(
     rows: Sequence[Sequence[Cell]], compute: Sequence[AnyPhase] = COMPUTE
 ) -> tuple[Placement, PipeOfMicrobatch]:
-    """Infer placement (pipes, stages) and each microbatch's pipe from the rows of a table.
-
-    Refuse pipes that are no mirror image and no shifted copy of the first pipe.
-    """
+    """Infer placement (pipes, stages) and each microbatch's pipe from the rows of a table."""
+    # Refuse pipes that are no mirror image and no shifted copy of the first pipe.
     first_ops: dict[tuple[int, int], tuple[Op, int, int]] = {}  # op, worker, slot
     for worker, row in enumerate(rows):
         for slot, op in ((t, op) for t, cell in enumerate(row) for op in cell):

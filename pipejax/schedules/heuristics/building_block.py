@@ -54,10 +54,8 @@ def number_legs(row: Sequence[int]) -> list[int]:
 
 
 def building_block(work: Work, waits: Waits, interval: float) -> BuildingBlock:
-    """Place a microbatch's ops along its way, so that their repetitions do not overlap.
-
-    An op without a long enough gap starts when its input arrives, over other ops.
-    """
+    """Place a microbatch's ops along its way, so that their repetitions do not overlap."""
+    # An op without a long enough gap starts when its input arrives, over other ops.
     period = interval * len(work.placement)
     busy_times: list[list[tuple[float, float]]] = [[] for _ in work.limits]  # start, duration
     starts = {phase: np.zeros_like(work.placement, float) for phase in (*SPLIT, Phase.B)}

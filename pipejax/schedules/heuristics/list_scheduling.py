@@ -44,10 +44,8 @@ class Rules(NamedTuple):
 def list_schedule(
     work: Work, rules: Rules, shorter_than: Time = FOREVER, *, by_span: bool = False
 ) -> Timeline | None:
-    """Schedule all ops by rules; None if memory blocks an op for ever, or the run gets too long.
-
-    Its makespan (or with `by_span` the span of each worker) must be below `shorter_than`.
-    """
+    """Schedule all ops by rules; None if memory blocks an op for ever, or the run gets too long."""
+    # Its makespan (or with `by_span` the span of each worker) must be below `shorter_than`.
     run = _ListScheduler(work, rules, shorter_than, by_span).run()
     computed = sum(phase in KIND for phase, *_ in run.log)
     return run if computed == work.total else None

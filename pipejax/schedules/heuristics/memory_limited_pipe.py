@@ -115,10 +115,8 @@ def ada_offload_starts(
     load: Numbers | None = None,
     host_links: Sequence[Sequence[int]] = (),
 ) -> TimedOps:
-    """Plan a pipe greedily under its memory limits, with offloads only if memory is short.
-
-    Of plans by several rules, with and without offloads, return the one of least makespan.
-    """
+    """Plan a pipe greedily under its memory limits, with offloads only if memory is short."""
+    # Of plans by several rules, with and without offloads, return the one of least makespan.
     # `depths` are forwards in flight by stage: with 3 stages 3 2 1 (1F1B), 4 2 1 or 5 3 1
     work, later_stages = pipe.work(), range(pipe.num_stages)[::-1]  # number after each stage
     depths = [[1 + n + int(extra * n) for n in later_stages] for extra in EXTRA_DEPTHS]

@@ -247,10 +247,8 @@ def rows_from_starts(
     weight_share: float | Float[NumpyArray, " stages"] = WEIGHT_SHARE,
     host_links: Sequence[Sequence[int]] = (),
 ) -> list[list[Cell]]:
-    """Arrange ops with start times in rows that keep the memory limits for any op times.
-
-    A forward whose memory is not certainly free follows a WAIT_O, which awaits an offload.
-    """
+    """Arrange ops with start times in rows that keep the memory limits for any op times."""
+    # A forward whose memory is not certainly free follows a WAIT_O, which awaits an offload.
     for code in np.unique(ops.phase).tolist():
         if code not in PLANNED_PHASES:
             names = ", ".join(phase.name for phase in PLANNED_PHASES)

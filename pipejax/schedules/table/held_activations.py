@@ -113,10 +113,8 @@ class HeldOps(NamedTuple):
 
     @classmethod
     def from_content(cls, content: Content, phases: Iterable[AnyPhase] | None = None) -> "HeldOps":
-        """List a table's ops of these phases, by default of all phases that hold activations.
-
-        Each op, also of a fused pair, has a duration of one slot.
-        """
+        """List a table's ops of these phases, by default of all phases that hold activations."""
+        # Each op, also of a fused pair, has a duration of one slot.
         is_held = is_in_ledger(content) if phases is None else is_phase(content.ops.phase, phases)
         ops = content.ops.take(is_held)
         recomputed = is_recomputed(content)[ops.stage, ops.microbatch]
@@ -314,10 +312,8 @@ class HeldCounts(NamedTuple):
     items: tuple[float, ...] = ()  # sizes of items, as shares of a whole activation
 
     def static_bytes(self, static: Any, version: Any) -> Any:
-        """Return the memory held for the whole step, as (..., workers) bytes.
-
-        `static` and `version` are bytes (..., stages) of a copy and of a stashed version.
-        """
+        """Return the memory held for the whole step, as (..., workers) bytes."""
+        # `static` and `version` are bytes (..., stages) of a copy and of a stashed version.
         copies, stashed = (counts.T.astype(float) for counts in (self.copies, self.stashed))
         return static @ copies + version @ stashed
 

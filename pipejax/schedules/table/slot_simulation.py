@@ -275,11 +275,9 @@ def columns(
     start: Num[NumpyArray, " ops"],
     has_duration: Bool[NumpyArray, " ops"],
 ) -> Int[NumpyArray, " ops"]:
-    """Return each op's column in a table drawn by start times; ops come by row, then by start.
-
-    A column is one slot if all starts are whole numbers and not far apart, otherwise one distinct
-    start. Ops without duration have columns before other ops of the same start.
-    """
+    """Return each op's column in a table drawn by start times; ops come by row, then by start."""
+    # A column is one slot if all starts are whole numbers and not far apart, otherwise one distinct
+    # start. Ops without duration have columns before other ops of the same start.
     starts, time = np.unique(start, return_inverse=True)
     is_to_scale = starts[-1] <= MAX_COLUMNS_PER_START * len(starts)
     if is_to_scale and np.all(starts == np.round(starts)):
