@@ -52,10 +52,8 @@ class _Stream(io.FileIO):
 
 
 def open_streams() -> None:
-    """Open closed standard streams anew, and replace stdout and stderr by streams that never fail.
-
-    A letter that the locale's encoding lacks is printed as `?` on stdout, and escaped on stderr.
-    """
+    """Open closed standard streams anew; replace stdout and stderr by streams that never fail."""
+    # A letter that the locale's encoding lacks is printed as `?` on stdout, and escaped on stderr.
     # The system gives the lowest free number to the next file, which would then get our output. A
     # closed stdout is opened for reading only: writing fails, and no output is lost in silence.
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
@@ -75,10 +73,8 @@ def _text(number: int, stream: TextIO | None, errors: str) -> TextIO:
 
 
 def defer_jax() -> None:
-    """Import JAX only when a command uses it, and then keep compiled programs in the user's cache.
-
-    JAX locks the cache, so that no process reads a program while another one writes it.
-    """
+    """Import JAX when a command first uses it; keep compiled programs in the user's cache."""
+    # JAX locks the cache, so that no process reads a program while another one writes it.
     jax_on_demand.defer()
     jax_on_demand.with_jax(_keep_compiled)
 

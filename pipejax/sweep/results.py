@@ -334,11 +334,9 @@ class Knee(NamedTuple):
 def knees(
     results: SweepResults, is_candidate: PointMask, measure: str, axis: str, within: float
 ) -> Iterator[Knee]:
-    """Yield ranges of an axis (knees) in which the cost is at most a share `within` above the best.
-
-    The first range is over all points, at the best values of other axes; then comes a range for
-    each value of each other axis.
-    """
+    """Yield ranges of an axis (knees) whose cost is at most a share `within` above the best."""
+    # The first range is over all points, at the best values of other axes; then comes a range for
+    # each value of each other axis.
     values = results.axes[axis]
     reported_axes = [a for a, labels in results.axes.items() if a != axis and len(labels) > 1]
     for other in (None, *reported_axes):

@@ -133,11 +133,9 @@ def _lead_bounds(
 def _solve_offsets(
     bounds: Float[NumpyArray, "workers workers"], *, always: bool
 ) -> list[tuple[float, float, bool, str]]:
-    """Return (offset [s], error [s], whether to correct it, reason without offset) of each clock.
-
-    `bounds[a, b]` is the largest lead of clock b over clock a [s]. With `always`, all clocks but
-    the reference are corrected; else only clocks that contradict most others.
-    """
+    """Return (offset [s], error [s], whether to correct, reason without offset) of each clock."""
+    # `bounds[a, b]` is the largest lead of clock b over clock a [s]. With `always`, all clocks but
+    # the reference are corrected; else only clocks that contradict most others.
     size = len(bounds)
     for middle in range(size):  # Floyd-Warshall: bounds over several workers add up
         bounds = np.minimum(bounds, bounds[:, middle, None] + bounds[None, middle])

@@ -151,10 +151,8 @@ def regions(cone: Cone, num_facets: int) -> tuple[Vectors, list[Int[NumpyArray, 
 
 
 def cells(cone: Cone, num_facets: int) -> list[tuple[int, ...]]:
-    """Divide each facet's region (where it is the largest) into simplices, (facet, ray, ray, ..).
-
-    A simplex is a cone with as many extreme rays as dimensions.
-    """
+    """Divide each facet's region (where it is largest) into simplices, (facet, ray, ray, ..)."""
+    # A simplex is a cone with as many extreme rays as dimensions.
     rays, rays_by_facet = regions(cone, num_facets)
     is_above = cone.rays[:, :-1].any(axis=1)
     # A face is the set of its rays, as bits: 0b1010 has rays 1 and 3. An inequality's face, its

@@ -144,10 +144,8 @@ def many_systems(systems: System, *, slopes: bool = False) -> System:
 def resource_shares(
     program: Program, priced: PricedSystems, *, slowed: Slowed | None = None
 ) -> tuple[Makespans, Float[NumpyArray, "batch resources"]]:
-    """Return step times (batch) [s], and resources' shares (batch, resources) of the critical path.
-
-    `priced` has the costs with slow workers. Shares are in the order of `POWER` and sum to 1.
-    """
+    """Return step times (batch) [s], and shares (batch, resources) of the critical path."""
+    # `priced` has the costs with slow workers. Shares are in the order of `POWER` and sum to 1.
     systems = priced.systems
     size = len(np.asarray(systems.gpus_per_node))
     times, counts = makespans_and_grad(program, priced.costs, batch_size=size)

@@ -158,10 +158,8 @@ def _start_and_gaps(table: ScheduleTable, program: Program, run: HostRun) -> tup
 
 
 def _levels(evaluation: Evaluation, costs: Costs) -> Iterator[tuple[str, tuple[Costs, Links]]]:
-    """Yield causes of idle time, each with the costs and links of a run with all causes up to it.
-
-    `costs` are those of compute ops alone, with all differences of microbatches and stages.
-    """
+    """Yield causes of idle time, each with costs and links of a run with all causes up to it."""
+    # `costs` are those of compute ops alone, with all differences of microbatches and stages.
     links = Links("delay")
     yield "uneven microbatches", (with_equal_stages(costs, evaluation.table), links)
     yield "imbalance", (costs, links)

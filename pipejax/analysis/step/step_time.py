@@ -106,10 +106,8 @@ def _price_row(
     values: Sequence[Number],
     inputs: tuple[StageWork, Setting],
 ) -> Costs:
-    """Return a row's costs of some fields, given values of numbers, then a factor by layer group.
-
-    `shared` are the system, names of its numbers, and the fields.
-    """
+    """Return a row's costs of some fields, from values of numbers, then a factor by layer group."""
+    # `shared` are the system, names of its numbers, and the fields.
     (system, names, fields), (work, setting) = shared, inputs
     for name, number in zip(names, values, strict=False):
         system = override_number(system, name, number)
@@ -232,11 +230,9 @@ class StepTimes:
     def predict_and_grad(
         self, system: System, names: Sequence[str], values: Values
     ) -> tuple[Float[NumpyArray, "batch rows"], Float[NumpyArray, "batch rows values"]]:
-        """Return step times [s] of all rows for each set of values, and their slopes by the values.
-
-        A set holds the numbers of the system in `names`, NaN for the system's own, then a factor
-        of layer times for each group of layers.
-        """
+        """Return all rows' step times [s] for each set of values, and their slopes by values."""
+        # A set holds the numbers of the system in `names`, NaN for the system's own, then a factor
+        # of layer times for each group of layers.
         # without names and other text, which would cause further compilations
         unnamed = dataclasses.replace(system, name="", source="", calibration=None)
         system = mapped(lambda leaf: np.asarray(leaf, float), unnamed)

@@ -247,10 +247,9 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
 def _message_times(
     data: dict[str, Any], sizes: _Sizes, path: str, scale: float
 ) -> Iterator[dict[str, NumpyArray]]:
-    """Yield the latency and transmit time [s] of messages, for each level of links in the machine.
-
-    Arrays are (2 directions, 1 pipe, boundaries, microbatches); times of the file are in `scale` s.
-    """
+    """Yield latency and transmit time [s] of messages, for each level of links in the machine."""
+    # Arrays are (2 directions, 1 pipe, boundaries, microbatches); times of the file are in `scale`
+    # s.
     num_levels = len(data["workers_per_node"]) + 1
     back_key = "message" if data["message_back"] is None else "message_back"
     directions = []  # times of each level, for activations and then for gradients

@@ -405,10 +405,8 @@ def recomputed_stages(workload: Workload, table: ScheduleTable) -> Bool[NumpyArr
 
 
 def mtp_shares(workload: Workload, num_stages: int) -> PerStage:
-    """Return each stage's share of the multi-token prediction layers (stages); by default the last.
-
-    `assign_layers` checks the layout; here the model's numbers may be traced.
-    """
+    """Return each stage's share of multi-token prediction layers (stages); by default the last."""
+    # `assign_layers` checks the layout; here the model's numbers may be traced.
     if workload.pipeline_layout:
         counts = PipelineLayout.parse(workload.pipeline_layout).count("m")
         if counts.any():
@@ -600,10 +598,8 @@ class PricingShape(NamedTuple):
 
     @classmethod
     def from_workload(cls, workload: Workload, table: ScheduleTable) -> "PricingShape":
-        """Replace all numbers of a workload by placeholders, and share one object for equal tables.
-
-        So JAX compiles once for all models of one kind on equal tables.
-        """
+        """Replace a workload's numbers by placeholders, and share one object for equal tables."""
+        # So JAX compiles once for all models of one kind on equal tables.
         model = dataclasses.replace(workload.model, name="", source="")
         num_wide = workload.wide_first + workload.wide_last  # a model must have so many layers
         model = dataclasses.replace(mapped(lambda _: 1, model), layers=num_wide)

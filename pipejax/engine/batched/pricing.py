@@ -46,10 +46,9 @@ def filled(batch: Tree, size: int) -> Tree:
 def priced_on_host(
     price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, *, slopes: bool = False
 ) -> tuple[Tree, Tree]:
-    """Return costs of a small batch, and their derivatives by the numbers `at`, without compiling.
-
-    Costs have shape (batch, ..), derivatives (batch, numbers of at, ..), or None without `slopes`.
-    """
+    """Return costs of a small batch, and derivatives by the numbers `at`, without compiling."""
+    # Costs have shape (batch, ..), derivatives (batch, numbers of at, ..), or None without
+    # `slopes`.
     leaves, structure = jax.tree.flatten(at)
     size, ends = batch_length((at, rows)), np.cumsum([0, *(leaf[0].size for leaf in leaves)])
     numbers = []  # forward mode: derivatives of the numbers by themselves are the identity matrix

@@ -145,10 +145,8 @@ def _result(
 def _op_and_message_times(
     ranks: Sequence[dict[str, Any]], job: RuntimeJob
 ) -> tuple[dict[str, list[float]], Float[NumpyArray, "directions boundaries"]]:
-    """Return a step's op times [s] by phase letter and stage, 0 for no such op; and message times.
-
-    `ranks` are the answers of all ranks about this step.
-    """
+    """Return a step's op times [s] by phase letter and stage, 0 for no op; and message times."""
+    # `ranks` are the answers of all ranks about this step.
     times_by_stage = {int(k): times for rank in ranks for k, times in rank["profile"].items()}
     profile = {
         phase: [times_by_stage[stage].get(phase, 0.0) for stage in range(job.table.num_stages)]

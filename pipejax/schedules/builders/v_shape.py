@@ -398,11 +398,9 @@ def vocabulary_v_half(
 def _with_vocabulary(
     name: str, table: ScheduleTable, gradient: Phase, variant: int, overlap: bool
 ) -> ScheduleTable:
-    """Add the passes of the vocabulary to a table, and delay its backwards (`gradient`) for them.
-
-    Passes are a broadcast X, logits S, their reduction Y, gradients T, and in variant 1 a second
-    reduction Z. Each reduction delays the backwards by an interval, the time of a microbatch.
-    """
+    """Add passes of the vocabulary to a table, and delay its backwards (`gradient`) for them."""
+    # Passes are a broadcast X, logits S, their reduction Y, gradients T, and in variant 1 a second
+    # reduction Z. Each reduction delays the backwards by an interval, the time of a microbatch.
     grammars, reductions = VARIANTS[resolve_choice(variant, tuple(VARIANTS), "variant")]
     grammar, (start, finish) = grammars[gradient], slot_times(table)
     interval = durations(table)[0].sum() / table.num_microbatches

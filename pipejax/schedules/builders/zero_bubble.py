@@ -64,10 +64,8 @@ def _table(
 def _split_row(
     forwards: Ops, grads: Ops, weights: Ops, warmup: int, delay: int
 ) -> Int[NumpyArray, "all_ops 3"]:
-    """Order a worker's ops in turns: turn k has I of microbatch k, W of k - delay, F of k + warmup.
-
-    With warmup 1 and delay 1: F0 | I0 F1 | I1 W0 F2 | I2 W1 | W2, where bars separate turns.
-    """
+    """Order a worker's ops: turn k has I of microbatch k, W of k - delay, F of k + warmup."""
+    # With warmup 1 and delay 1: F0 | I0 F1 | I1 W0 F2 | I2 W1 | W2, where bars separate turns.
     k = np.arange(len(forwards))
     turns = np.concatenate([k, k + delay, k - warmup])
     ops = np.concatenate([grads, weights, forwards])

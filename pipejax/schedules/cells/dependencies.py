@@ -103,10 +103,8 @@ def waiting_ops(content: Content, rule: Rule) -> Iterator[Waiting]:
 def _producer_stages(
     content: Content, rule: Rule, stages: NumpyArray, consumers: NumpyArray
 ) -> Iterator[NumpyArray]:
-    """Yield a producer's stage for each op that waits by a rule, or -1; in a graph several times.
-
-    `stages` and `consumers` are stages and cells of the waiting ops.
-    """
+    """Yield a producer's stage for ops that wait by a rule, or -1; in a graph several times."""
+    # `stages` and `consumers` are stages and cells of the waiting ops.
     num_stages = content.num_stages
     if rule.producers[0] in content.grammar.worker_phases:
         yield consumers // content.num_slots  # workers, in place of stages

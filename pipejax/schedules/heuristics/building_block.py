@@ -210,10 +210,8 @@ class RowOrder:
                 self.remaining_forwards[worker] -= 1
 
     def choose(self, worker: int, now: Time, ready: Iterator[Op], weight: Op | None) -> Op | None:
-        """Return the op that a free worker starts: the next of its row, or one that fills the wait.
-
-        None means to wait.
-        """
+        """Return the op that a free worker starts: the next of its row, or one to fill the wait."""
+        # None means to wait.
         # `ready` are forwards and gradients with their inputs, `weight` the most urgent W
         row, position = self.rows[worker], self.next_position[worker]
         while position < len(row) and row[position] in self.started:

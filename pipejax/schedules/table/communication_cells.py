@@ -240,10 +240,8 @@ def with_transfers(
 def _rows(
     bare: ScheduleTable, messages: Dependencies, steps: Sequence[tuple[int, list[int]]]
 ) -> list[list[Cell]]:
-    """Return rows with SEND and RECV cells, from steps: a cell, and the transfers that follow it.
-
-    A step also adds all earlier cells of its row; cells without a step are added at the end.
-    """
+    """Return rows with SEND and RECV cells, from steps: a cell, and transfers that follow it."""
+    # A step also adds all earlier cells of its row; cells without a step are added at the end.
     # the step of 0F0 with its message adds 0F0 and 0SEND_F0 to row 0, and 1RECV_F0 to row 1
     fields = (messages.direction, messages.from_stage, messages.microbatch)
     sends = [

@@ -354,10 +354,8 @@ def _peaks(sizes: Sequence[Any], counts: Any) -> Any:
 
 
 def held_counts(table: ScheduleTable) -> HeldCounts:
-    """Count the activation parts that each worker holds at its possible memory peaks, in row order.
-
-    A peak is possible if it is one for some sizes of the parts.
-    """
+    """Count activation parts that each worker holds at its possible memory peaks, in row order."""
+    # A peak is possible if it is one for some sizes of the parts.
     held, stages = held_in_rows(table, at_work=True), table.num_stages
     num_parts = len(PARTS) + len(held.items)
     column = held.part * stages + held.stage % stages  # one column for each part and stage

@@ -227,13 +227,11 @@ def _progress_saver(
 def _find_layouts(
     evaluator: Evaluator, count: int
 ) -> tuple[Bool[NumpyArray, " layouts"], Rows, list[PlannedLayout]]:
-    """Find the `count` best layouts in the best measured regimes, and the best in each other one.
-
-    A regime is a kind of layout with its own accuracy. A layout is outside if other regimes are
-    measured better than its own, or if it may not fit in memory; the latter is listed only if it is
-    faster than the best. The result is whether each layout is outside, then rows and records of the
-    best layouts: those that are not outside, then the best of each regime outside.
-    """
+    """Find `count` best layouts in the best measured regimes, and the best in each other one."""
+    # A regime is a kind of layout with its own accuracy. A layout is outside if other regimes are
+    # measured better than its own, or if it may not fit in memory; the latter is listed only if it
+    # is faster than the best. The result is whether each layout is outside, then rows and records
+    # of the best layouts: those that are not outside, then the best of each regime outside.
     request, layouts = evaluator.request, evaluator.layouts
     regimes = layout_regimes(request, layouts)
     by_row = evidence_by_row(request, regimes)

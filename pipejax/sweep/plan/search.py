@@ -121,11 +121,9 @@ OF_STAGES = tuple(name for name in Stages._fields if name not in OF_BOUNDARIES)
 def _layout_stages(
     request: PlanRequest, layouts: Layouts, numbers: Layout
 ) -> tuple[Stages, Int[NumpyArray, "layouts stages"]]:
-    """Return one stage of each class for every layout (layouts, classes), and each stage's class.
-
-    Stages of a class cost the same: most stages of a pipeline are alike. Stages A B B C have the
-    classes 0 1 1 2, with the first stages 0 1 3.
-    """
+    """Return a stage of each class for every layout (layouts, classes), and each stage's class."""
+    # Stages of a class cost the same: most stages of a pipeline are alike. Stages A B B C have the
+    # classes 0 1 1 2, with the first stages 0 1 3.
     # layouts with the same layers on stages are of one kind: its first layout gives the stages
     recomputes_layers, _ = _whole_layers(request, layouts)
     whole_layers = layouts.recompute * recomputes_layers

@@ -246,11 +246,9 @@ class _MicrobatchTimes(NamedTuple):
         return result
 
     def ratio(self, cells: Cells, is_normal: Cells, *, is_stage: bool) -> float | None:
-        """Return the mean ratio of the times of cells to normal cells; None without normal cells.
-
-        The cells of each stage are compared with normal cells of that stage; with `is_stage`, the
-        cells are of a slow stage, and are compared with the median stage.
-        """
+        """Return the mean ratio of times of cells to normal cells; None without normal cells."""
+        # The cells of each stage are compared with normal cells of that stage; with `is_stage`, the
+        # cells are of a slow stage, and are compared with the median stage.
         # means are more precise than the medians that find a suspect
         normal = np.ma.masked_array(self.logs, ~is_normal).mean(axis=(0, 2), keepdims=True)
         if is_stage and normal.count():
@@ -548,10 +546,9 @@ def odd_steps(pipelines: Pipelines) -> Mapping[int, Suspect]:
 def _with_costs(
     replayed: Replay, times: _MicrobatchTimes, suspects: Sequence[Suspect]
 ) -> Iterator[Suspect]:
-    """Yield each suspect with its ratio, and its cost: the time that a step saves without it [s].
-
-    The job runs again with the ops, or the messages, of the suspect as fast as those of its peers.
-    """
+    """Yield each suspect with its ratio, and its cost: time that a step saves without it [s]."""
+    # The job runs again with the ops, or the messages, of the suspect as fast as those of its
+    # peers.
     odd, jobs = [*odd_steps(replayed.pipelines)], job_steps(replayed)
     for suspect in suspects:
         # the last entries serve nodes without a slice, or without a link

@@ -212,11 +212,9 @@ def find_pipelines(trace: Trace) -> Pipelines:
 def _start_delays(
     trace: Trace, slices: Slices
 ) -> tuple[Int[NumpyArray, " late"], Float[NumpyArray, " late"], Bool[NumpyArray, " late"]]:
-    """Return ops, their delays after worker and inputs are ready [s], and what causes the delays.
-
-    The last is whether only the launch delays the op: neither it nor the op before has a message.
-    First ops without inputs are missing. `slices` are the ops of all pipelines.
-    """
+    """Return ops, delays after worker and inputs are ready [s], and what causes the delays."""
+    # The last is whether only the launch delays the op: neither it nor the op before has a message.
+    # First ops without inputs are missing. `slices` are the ops of all pipelines.
     producers, consumers = transfers(trace, OP_INPUTS)
     is_remote = trace.worker[producers] != trace.worker[consumers]
     ready, is_launch = np.full(len(trace), -np.inf), np.ones(len(trace), bool)

@@ -215,10 +215,9 @@ def model_name(links: Links) -> str:
 
 
 def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTimes, float]:
-    """Return the message time of each link [s] with the least error, and a share of early messages.
-
-    An early message was taken before it could be sent. The share is that of the link with the most.
-    """
+    """Return each link's message time [s] with the least error, and a share of early messages."""
+    # An early message was taken before it could be sent. The share is that of the link with the
+    # most.
     samples = [run.sample(MAX_NODES) for run in runs]
     workers = link_workers(pipelines.table)
     messages = [Messages(sample) for sample in samples]

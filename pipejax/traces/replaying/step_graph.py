@@ -192,12 +192,10 @@ CLOCK_ERROR = 1e-4  # overlap of consecutive slices of a worker by rounding of c
 def find_non_ops(
     pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]
 ) -> tuple[tuple[NonOp, ...], Int[NumpyArray, "steps non_ops"], Float[NumpyArray, "steps non_ops"]]:
-    """Match slices that are neither op nor message over steps; return places, slices and seconds.
-
-    `steps` has the pipelines of each step, one for each replica. A place is the usual number of
-    cells before the slice in the row of its worker. A slice is -1 in a step without it; the time of
-    a collective begins when its last member starts.
-    """
+    """Match slices that are no op or message over steps; return places, slices and seconds."""
+    # `steps` has the pipelines of each step, one for each replica. A place is the usual number of
+    # cells before the slice in the row of its worker. A slice is -1 in a step without it; the time
+    # of a collective begins when its last member starts.
     trace = pipelines.trace
     by_key = _non_ops_by_key(trace, steps)
     places, start = [], []
