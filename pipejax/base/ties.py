@@ -1,4 +1,4 @@
-"""Names of the least numbers, where numbers that are equal up to rounding tie."""
+"""The least numbers: their names, where numbers equal up to rounding tie, and Pareto fronts."""
 
 from collections.abc import Sequence
 
@@ -27,3 +27,14 @@ def least_named(
     indices[is_finite] = np.argsort(order)[column_ids]
     texts = [" = ".join(np.array(names)[columns[:, k]].tolist()) for k in order.tolist()]
     return texts, indices
+
+
+def pareto_front(
+    first: Float[NumpyArray, " points"], second: Float[NumpyArray, " points"]
+) -> Int[NumpyArray, " front"]:
+    """Return indices of the Pareto front of two costs, beginning with the least first cost."""
+    order = np.lexsort([second, first])
+    # second costs 3 4 1 in this order: 4 is not on the front, because 3 is before it
+    min_before = np.minimum.accumulate(np.append(np.inf, second[order]))[:-1]
+    front: NumpyArray = order[second[order] < min_before]
+    return front

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.ties import pareto_front
 from pipejax.plots import palette, style
 
 COLOURS = palette.SERIES
@@ -98,11 +99,7 @@ def _draw_groups(
 def _front(sides: Sequence[Shown], points: Int[NumpyArray, " points"]) -> NumpyArray:
     """Return indices of points on the Pareto front, sorted by the first quantity, best first."""
     x, y = (side.values[points] * (-1 if side.more_is_better else 1) for side in sides)
-    order = np.lexsort([y, x])
-    # y of 3 4 1 in this order: 4 is not on the front, because 3 is before it
-    min_before = np.minimum.accumulate(np.concatenate([[np.inf], y[order]]))[:-1]
-    front: NumpyArray = points[order[y[order] < min_before]]
-    return front
+    return points[pareto_front(x, y)]
 
 
 def _thin_out(axes: Axes, sides: Sequence[Shown], points: Int[NumpyArray, " points"]) -> NumpyArray:

@@ -14,7 +14,7 @@ from pipejax.base.checks import match_name, resolve_name, unknown, wrong
 from pipejax.base.conditions import EQUAL, compare, share_number, si_number, split_condition
 from pipejax.base.files import ATTRIBUTES, is_dataset
 from pipejax.base.printed import PRINTED, cell, display_scale
-from pipejax.base.ties import TIE, least_named
+from pipejax.base.ties import TIE, least_named, pareto_front
 from pipejax.sweep.outputs import MEASURES, MORE_IS_BETTER
 from pipejax.sweep.store import CHECKSUM, FEASIBLE, ILLEGAL, NO_RESOURCE, OUT_OF_MEMORY, STATUS
 
@@ -107,12 +107,7 @@ class SweepResults(NamedTuple):
         """Return the Pareto front of two objectives, beginning with the best in the first."""
         first_costs, second_costs = map(self.costs, names)
         points = np.flatnonzero(is_candidate & np.isfinite(first_costs) & np.isfinite(second_costs))
-        order: NumpyArray = np.lexsort([second_costs[points], first_costs[points]])
-        points = points[order]
-        costs = second_costs[points]
-        # a point is on the front if it beats all earlier ones: costs 3 4 1 keep 3 and 1
-        min_before = np.minimum.accumulate(np.concatenate([[np.inf], costs]))[:-1]
-        return points[costs < min_before]
+        return points[pareto_front(first_costs[points], second_costs[points])]
 
     def costs(self, name: str) -> Float[NumpyArray, " points"]:
         """Return a measure or numeric axis of all points, negated if more is better."""

@@ -15,6 +15,7 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress
+from pipejax.base.ties import pareto_front
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
@@ -288,12 +289,8 @@ class Evaluator:
             times = self.estimates.step_time
             min_times = self.estimates.lower_bound * (1 - ROUNDING)
             min_times = np.where(np.isnan(times), min_times, times)
-            order = np.flatnonzero(fits)
-            order = order[np.lexsort((memory[order], min_times[order]))]
-            # on the front, a layout needs less memory than all layouts with a shorter step
-            min_memory_before = np.minimum.accumulate(np.append(np.inf, memory[order]))[:-1]
             front = np.zeros(len(fits), bool)
-            front[order[memory[order] < min_memory_before]] = True
+            front[np.flatnonzero(fits)[pareto_front(min_times[fits], memory[fits])]] = True
             missing = np.flatnonzero(front & np.isnan(times))
             if not len(missing):
                 return front
