@@ -30,10 +30,9 @@ Frontier = list[int]  # nodes; the source first and `ENDS` second
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """Table columns between two cuts, as a map from finish times at one cut to those at the next.
+    """Table columns between two cuts: a map from finish times at one cut to those at the next."""
 
-    Index i < num_inputs is entry i of the frontier before; num_inputs + k is `nodes[k]`.
-    """
+    # Index i < num_inputs is entry i of the frontier before; num_inputs + k is `nodes[k]`.
 
     nodes: IntArray  # (nodes) nodes of the program, in order
     preds: IntArray  # (nodes, max_preds) indices of predecessors

@@ -211,18 +211,12 @@ LIMIT: Mapping[str, Any] = {"color": palette.VERMILION, "linewidth": 0.8, "lines
 
 
 class Curves(NamedTuple):
-    """Activation memory of each worker over time, with limits and unit.
+    """Activation memory of each worker over time, with limits and unit."""
 
-    Attributes:
-      memory: steps and peaks of each worker.
-      name: name of the sizes, for the title.
-      text: formats a size.
-      limit: limit of all workers, or (workers) of each; none if None.
-    """
-
-    memory: ActivationMemory
-    name: str
-    text: Callable[[float], str]
+    memory: ActivationMemory  # steps and peaks of each worker
+    name: str  # of the sizes, for the title
+    text: Callable[[float], str]  # formats a size
+    # of all workers, or (workers) of each; none if None
     limit: float | Float[NumpyArray, " workers"] | None = None
 
 

@@ -121,10 +121,9 @@ class FaultRemoved:
 
 
 class ComputeTimes(NamedTuple):
-    """Compute times of a microbatch on each stage, and of a step on each worker.
+    """Compute times of a microbatch on each stage, and of a step on each worker."""
 
-    Ops of a worker without a stage count on the worker alone.
-    """
+    # Ops of a worker without a stage count on the worker alone.
 
     stages: Float[NumpyArray, " stages"]  # (stages) of the mean microbatch [s]
     workers: Float[NumpyArray, " workers"]  # (workers) [s]

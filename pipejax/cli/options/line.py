@@ -54,10 +54,9 @@ BARE = ("files", "command")  # what stands on a line without the name of an opti
 
 
 class LineOptions:
-    """The options that a command line, and the file of `--config`, give to a command.
+    """The options that a command line, and the file of `--config`, give to a command."""
 
-    `commands` are the names of all commands, which have sections in such a file.
-    """
+    # `commands` are the names of all commands, which have sections in such a file.
 
     def __init__(self, command: str, commands: Collection[str]) -> None:
         self.command, self.commands = command, commands

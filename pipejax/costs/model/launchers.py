@@ -618,10 +618,9 @@ DDP_OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")
 
 
 class Launcher(NamedTuple):
-    """A launcher of training: its options, defaults and unsupported features.
+    """A launcher of training: its options, defaults and unsupported features."""
 
-    All but the functions are from `costs/data/arguments/launchers.json`.
-    """
+    # All but the functions are from `costs/data/arguments/launchers.json`.
 
     name: str
     options: Callable[[_Job], Options]  # that run a job

@@ -75,11 +75,10 @@ def _one_f_one_b(
 
 
 class Turns(NamedTuple):
-    """Turns of a worker in an interleaved schedule: turn k is its forward, or backward, number k.
+    """Turns of a worker in an interleaved schedule: turn k is forward, or backward, number k."""
 
-    With two workers, four microbatches and two stages per worker, the forwards of a worker have the
-    loops 0 0 1 1 0 0 1 1 and the microbatches 0 1 0 1 2 3 2 3; backwards count loops down.
-    """
+    # With two workers, four microbatches and two stages per worker, the forwards of a worker have
+    # the loops 0 0 1 1 0 0 1 1 and the microbatches 0 1 0 1 2 3 2 3; backwards count loops down.
 
     loop: Column  # (turns) index among the worker's stages
     microbatch: Column  # (turns) microbatch

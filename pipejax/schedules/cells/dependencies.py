@@ -64,10 +64,9 @@ def find_dependencies(content: Content) -> Dependencies:
 
 
 class Waiting(NamedTuple):
-    """Ops that wait by a rule, each with stage and microbatch of one producer that it waits for.
+    """Ops that wait by a rule, each with stage and microbatch of one of its producers."""
 
-    An op of a worker, which has no stage, has its worker in place of a stage.
-    """
+    # An op of a worker, which has no stage, has its worker in place of a stage.
 
     consumer: Int[NumpyArray, " ops"]  # cell that waits
     consumer_stage: Int[NumpyArray, " ops"]  # stage of the waiting op

@@ -16,12 +16,11 @@ from pipejax.schedules.heuristics.timeline import FOREVER, ROUNDING, Time, Timel
 
 
 class Waits(NamedTuple):
-    """Waiting times of a microbatch on its way through the stages, without message times.
+    """Waiting times of a microbatch on its way through the stages, without message times."""
 
-    A leg of the way is a run of stages without a repeated worker, and a turn is the step between
-    two legs. A V with stages 0 1 2 3 on workers 0 1 1 0 has the legs 0 1 and 2 3, and three turns:
-    F of stage 1 to F of stage 2, F to gradient of stage 3, gradients of stage 2 to stage 1.
-    """
+    # A leg of the way is a run of stages without a repeated worker, and a turn is the step between
+    # two legs. A V with stages 0 1 2 3 on workers 0 1 1 0 has the legs 0 1 and 2 3, and three
+    # turns: F of stage 1 to F of 2, F to gradient of stage 3, gradients of stage 2 to stage 1.
 
     forward: Sequence[float]  # (legs) before each F of a leg but its first
     gradient: Sequence[float]  # (legs) before each gradient of a leg but its first

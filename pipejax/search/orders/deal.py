@@ -202,11 +202,10 @@ def _check_replicas(table: ScheduleTable, step_costs: list[Costs], replicas: int
 
 
 class DealSearch(LocalSearch[list[Deal]]):
-    """State of the search for deals; its value is the mean makespan over the steps.
+    """State of the search for deals; its value is the mean makespan over the steps."""
 
-    Members are microbatches, numbered over all steps as in `StepCosts`. `_order` and `_times` are
-    the present deal of each step and the makespans of its replicas.
-    """
+    # Members are microbatches, numbered over all steps as in `StepCosts`. `_order` and `_times` are
+    # the present deal of each step and the makespans of its replicas.
 
     values: Values  # makespan of the slowest replica in the best deal of each step so far [s]
     bounds: Values  # lower bound of each step [s]

@@ -27,10 +27,9 @@ from pipejax.search.found import Best, Found, gap as gap_of
 
 
 class LocalSearch(abc.ABC, Generic[Best]):
-    """State of a local search, with its loop: deadline, interruption, progress and seed.
+    """State of a local search, with its loop: deadline, interruption, progress and seed."""
 
-    A subclass provides the start, the neighbours of a candidate, their values, and a lower bound.
-    """
+    # A subclass provides the start, the neighbours of a candidate, their values, and a lower bound.
 
     value: float  # of the best candidate so far [s]
     lower_bound: float  # on the value of every candidate [s]

@@ -98,21 +98,20 @@ class MessageEvidence(NamedTuple):
 
 
 class Messages:
-    """Messages in the runs of one table, with the recorded times of the ops around them.
+    """Messages in the runs of one table, with the recorded times of the ops around them."""
 
-    Attributes (times are (nodes, runs) after the first start [s]):
-      graph: graph of the table.
-      start: recorded starts of ops.
-      end: recorded ends of ops; -inf of messages.
-      message: (messages) node of every message, by link.
-      consumer: (messages) node of the op that takes it.
-      other_preds: (messages, max_preds) other predecessors of that op, padded by the source.
-      latest: upper bound on the end of each message: the first start of a consumer.
-      levels: nodes of messages, grouped by the number of messages in a row that they wait for.
-      scale: (links, runs) factors on message times.
-      rounding: (runs) rounding of clocks.
-      max_usual_delay: (runs) usual delay of an op after its inputs; more is idle time.
-    """
+    # Attributes; times are (nodes, runs) after the first start [s]:
+    #   graph: graph of the table.
+    #   start: recorded starts of ops.
+    #   end: recorded ends of ops; -inf of messages.
+    #   message: (messages) node of every message, by link.
+    #   consumer: (messages) node of the op that takes it.
+    #   other_preds: (messages, max_preds) other predecessors of that op, padded by the source.
+    #   latest: upper bound on the end of each message: the first start of a consumer.
+    #   levels: nodes of messages, grouped by the number of messages in a row that they wait for.
+    #   scale: (links, runs) factors on message times.
+    #   rounding: (runs) rounding of clocks.
+    #   max_usual_delay: (runs) usual delay of an op after its inputs; more is idle time.
 
     def __init__(self, runs: TableRuns) -> None:
         self.graph, preds = runs.graph, runs.graph.preds
