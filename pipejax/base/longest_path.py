@@ -244,7 +244,8 @@ def topological_order(
 
 def _has_wide_waves(num_nodes: int, tail: EdgeEnds, width: int) -> bool:
     """Return whether waves of nodes are wide enough to compute faster than node by node."""
-    return width >= WIDE and num_nodes * int(np.bincount(tail).max(initial=0)) <= 4 * len(tail)
+    most_successors = int(np.bincount(tail).max(initial=0))
+    return width >= WIDE and 0 < num_nodes * most_successors <= 4 * len(tail)
 
 
 def _waves(

@@ -292,13 +292,20 @@ def check_order(content: Content) -> None:
         producer = content.text(edges.producer[k])
         reason = f"deadlock: {{op}} on worker {{worker}} waits for {producer}, which {order}"
         raise _cell_error(content, edges.consumer[k], reason)
-    if np.all(tail_slot < head_slot) and content.first_cells is None:
-        return  # to execute column by column is an order
+    tail, head = edges.producer, edges.consumer
+    if content.first_cells is None and np.all(tail_slot <= head_slot):
+        # column by column is an order, so a cycle can only be within a column
+        within_column = tail_slot == head_slot
+        tail, head = tail[within_column], head[within_column]
+    else:
+        tail, head = cell_edges(content)
+    cells, ends = np.unique([tail, head], return_inverse=True)
     try:
-        topological_order(content.cells.phase.size, *cell_edges(content), content.num_workers)
+        topological_order(len(cells), *ends.reshape(2, -1), content.num_workers)
     except CycleError as error:
-        reason = f"deadlock: no op of this cycle can start: {content.text_of_cycle(error.cycle)}"
-        raise ScheduleError(reason, place=content.place(error.cycle[0])) from None
+        cycle = cells[error.cycle].tolist()
+        reason = f"deadlock: no op of this cycle can start: {content.text_of_cycle(cycle)}"
+        raise ScheduleError(reason, place=content.place(cycle[0])) from None
 
 
 def check_gathered(content: Content) -> None:
