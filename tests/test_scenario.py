@@ -268,6 +268,23 @@ def test_a_schedule_is_planned_for_its_scenario():
     assert scenario.evaluate() is scenario.evaluate()
 
 
+def test_a_scenario_keeps_its_table_where_only_costs_change():
+    costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0)
+    scenario = pj.Scenario("zb-h1", 2, 4, costs=costs)
+    slower = scenario.replace(costs=pj.Costs(forward=2.0, input_grad=2.0, weight_grad=2.0))
+    for other in (slower, scenario.with_edit(ScaledTimes("F*9")), scenario.pinned()):
+        assert other.table() is scenario.table()
+    assert slower.evaluate().makespan == 2 * scenario.evaluate().makespan
+    for change in ({"num_microbatches": 8}, {"num_workers": 4}, {"schedule": "zb-h2"}):
+        assert scenario.replace(**change).table() is not scenario.table()
+    recomputed = scenario.with_edit(RecomputeCells())
+    assert (recomputed.table().phase == pj.Phase.R).sum() == 8
+    assert recomputed.replace(costs=slower.costs).table() is recomputed.table()
+    assert recomputed.replace(edits=()).table().used_phases == scenario.table().used_phases
+    planned = pj.Scenario("zb-v", 2, 4, costs=costs)  # its order follows from the times
+    assert planned.replace(costs=slower.costs).table() is not planned.table()
+
+
 def test_edits_apply_in_one_order():
     costs = pj.Costs(forward=1.0, backward=2.0)
     edits = ScaledTimes("F@microbatch0*3"), Microbatches(scale=(1.0, 2.0), order=(1, 0))

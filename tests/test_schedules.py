@@ -204,6 +204,18 @@ def test_asymmetric_shares_balance_workers():
     np.testing.assert_allclose(shares[table.placement].sum(axis=0)[[0, 2, 5]], 2)
 
 
+def test_rows_are_recognized_by_their_ops_and_pairs():
+    table = pj.schedules.build("dualpipe-v", num_workers=2, num_microbatches=8)
+    assert pj.traces.registered(table) == ("dualpipe-v", {})
+    rows = [[(op,) for cell in row for op in cell] for row in table.rows()]
+    places = {"placement": table.placement, "pipe_of_microbatch": table.pipe_of_microbatch}
+    assert pj.traces.registered(pj.ScheduleTable.from_rows(rows, **places)) is None
+    idle = [["0F0", "", "0F1", "0B0", "", "", "0B1"], ["", "1F0", "1B0", "1F1", "", "1B1"]]
+    assert pj.traces.registered(pj.ScheduleTable.from_rows(idle)) == ("1f1b", {})
+    swapped = [["0F1", "0F0", "0B1", "0B0"], ["1F1", "1B1", "1F0", "1B0"]]
+    assert pj.traces.registered(pj.ScheduleTable.from_rows(swapped)) is None
+
+
 def test_every_builder_names_its_source_and_is_found():
     for name, builder in [*REGISTRY.items(), *EXTENDED.items()]:
         assert "arXiv" in builder.source or (name in EXTENDED and "Megatron" in builder.source)

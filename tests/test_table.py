@@ -9,6 +9,10 @@ from pipejax.schedules.table.table import format_grid
 
 TWO = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
 
+CYCLE_OF_PAIRS = (
+    r"deadlock: no op of this cycle can start: \(0F1;0B0\)OVERLAP_F_B \(worker 0\) -> "
+    r"\(1F1;1B0\)OVERLAP_F_B \(worker 1\) -> \(0F1;0B0\)OVERLAP_F_B \(worker 0\)"
+)
 WRONG = {  # rows, workers apart by a slash
     "0F0 0B0 0B1 / 1F0 1B0 1F1 1B1": r"missing op 0F1 on worker 0: .*no forward",
     "0F0 0F1 0B0 / 1F0 1B0 1F1 1B1": r"missing op 0B1 on worker 0",
@@ -70,6 +74,9 @@ WRONG = {  # rows, workers apart by a slash
     "0F0 0SEND_F0 1RECV_F0 1F0 1B0 0B0": r"0SEND_F0 .* belongs to no message",
     "0F0 0SEND_F0 0SEND_F0 0RECV_B0 0B0 / 1RECV_F0 1F0 1B0 1SEND_B0": r"op 0SEND_F0 stands twice",
     f"0F{'7' * 5000} 0B0": r"'0F7+\.\.\.' is not an op.* at most 9 digits",
+    # pairs that wait for each other, in one column and in two
+    "0F0 (0F1;0B0)OVERLAP_F_B 0B1 / 1F0 (1F1;1B0)OVERLAP_F_B 1B1": CYCLE_OF_PAIRS,
+    "0F0 (0F1;0B0)OVERLAP_F_B 0B1 / . 1F0 (1F1;1B0)OVERLAP_F_B 1B1": CYCLE_OF_PAIRS,
 }
 
 

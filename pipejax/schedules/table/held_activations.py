@@ -153,7 +153,9 @@ class HeldParts(NamedTuple):
     ) -> "HeldParts":
         """Return the changes that the ledger's entries make at the starts and ends of ops."""
         changes: list[tuple[NumpyArray, ...]] = []
-        for phase, entries in ledger.items():
+        used = {*np.unique(ops.phase).tolist()}
+        used_entries = {phase: entries for phase, entries in ledger.items() if phase in used}
+        for phase, entries in (used_entries or ledger).items():  # some, as there are no empty sums
             phase_ops = HeldOps(*(column[ops.phase == phase] for column in ops))
             left_by_f = np.where(phase_ops.recomputed, CHECKPOINT, WHOLE)
             for entry in entries:
