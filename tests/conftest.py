@@ -1,6 +1,8 @@
 """Fixtures shared by the tests."""
 
+import contextlib
 import copy
+import io
 import json
 import re
 import sys
@@ -12,6 +14,8 @@ from answers import check_answer
 from cyclopts import App
 
 from pipejax.cli.app import run
+from pipejax.cli.output.answer import Answer
+from pipejax.cli.output.report import current_style, printing
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +98,31 @@ def answer(call):
         return json.loads(out)
 
     return answer
+
+
+@pytest.fixture
+def answer_and_text(call, monkeypatch):
+    """Run a command once, and print its answer in both forms; return the object and the text."""
+
+    def answer_and_text(*arguments):
+        objects, show = [], Answer.show
+
+        def show_both(answer):
+            style = current_style()._replace(json=True, details=False)._asdict()
+            with contextlib.redirect_stdout(io.StringIO()) as printed, printing(**style):
+                show(answer)
+            objects.append(json.loads(printed.getvalue()))
+            show(answer)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Answer, "show", show_both)
+            code, text, err = call(*arguments)
+        assert code == 0, err
+        (result,) = objects
+        check_answer([str(a) for a in arguments], result)
+        return result, text
+
+    return answer_and_text
 
 
 @pytest.fixture

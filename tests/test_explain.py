@@ -689,13 +689,13 @@ def test_halves_of_a_backward_are_said(answer, tmp_path):
         ((4, 8), "F=1,B=2", None),
     ],
 )
-def test_the_memory_of_now_says_what_it_rules_out(answer, call, size, option, launcher):
+def test_the_memory_of_now_says_what_it_rules_out(answer, answer_and_text, size, option, launcher):
     fields = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad"}
     pairs = (part.split("=") for part in option.split(","))
     times = {fields[letter]: float(value) for letter, value in pairs}
     line = ["explain", "-s", "1f1b", "-P", size[0], "-M", size[1], "-T", option]
     line += ["--launcher", launcher] if launcher else []
-    result = answer(*line)
+    result, text = answer_and_text(*line)
     assert result["memory"]["limit"] is None
     assert result["bottleneck"]["kind"] != "memory"
     (fault,) = (fault for fault in result["faults"] if fault["kind"] == "memory")
@@ -705,7 +705,7 @@ def test_the_memory_of_now_says_what_it_rules_out(answer, call, size, option, la
     )
     what, names, ratio, limit = re.match(words, fault["why"]).groups()
     assert launcher in (None, names)
-    text = " ".join(call(*line)[1].split())
+    text = " ".join(text.split())
     assert f"also: {fault['why']}; costs {seconds(fault['seconds'])}" in text
     # the limit admits it, as an option of the launcher
     admitted = answer(*line, "--memory-limit", limit)["remedies"]
@@ -737,7 +737,7 @@ def test_the_memory_of_now_says_what_it_rules_out(answer, call, size, option, la
     ],
 )
 def test_causes_that_hide_each_other_are_named_with_the_saving_of_both(
-    answer, call, tmp_path, size, link, slow_stage, long, is_hidden
+    answer_and_text, tmp_path, size, link, slow_stage, long, is_hidden
 ):
     workers, microbatches = size
     forward, transmit = np.full(workers, 21.0), np.full(workers - 1, 0.9)
@@ -761,7 +761,7 @@ def test_causes_that_hide_each_other_are_named_with_the_saving_of_both(
     times = {"unit": "seconds", "F": slow["F"].tolist(), "B": (2 * slow["F"]).tolist()}
     path.write_text(json.dumps(times | {"message": {"latency": 0, "transmit": slow["X"].tolist()}}))
     line = ("explain", "-s", "1f1b", "-P", workers, "-M", microbatches, "-C", path, "--link", link)
-    result = answer(*line)
+    result, text = answer_and_text(*line)
     joint = [fault for fault in result["faults"] if fault["kind"] == "joint"]
     assert bool(joint) == is_hidden
     first = result["bottleneck"]
@@ -769,7 +769,7 @@ def test_causes_that_hide_each_other_are_named_with_the_saving_of_both(
         assert first["seconds"] > both
     else:
         assert first["kind"] in ("link", "imbalance")
-    text = " ".join(call(*line)[1].split())
+    text = " ".join(text.split())
     if not joint:
         assert "hide each other" not in text
         return
@@ -872,13 +872,13 @@ def test_all_workers_of_the_largest_load_are_named(forward, text):
     ],
 )
 def test_start_and_end_are_first_if_another_schedule_saves_most(
-    answer, call, tmp_path, exchange, names, first
+    answer_and_text, tmp_path, exchange, names, first
 ):
     path = tmp_path / "costs.json"
     path.write_text(json.dumps({"unit": "seconds", "F": 1, "I": 1, "W": 1, "A": exchange}))
     line = ("explain", "-s", "1f1b", "-P", 4, "-M", 8, "-C", path, "--schedules", ",".join(names))
-    result, lines = answer(*line), call(*line)[1].splitlines()
-    step = 33 + exchange
+    result, text = answer_and_text(*line)
+    lines, step = text.splitlines(), 33 + exchange
     assert result["step_time"] == pytest.approx(step)
     cause = result["bottleneck"]
     assert (cause["kind"], cause["seconds"]) == (first[0], pytest.approx(first[1]))
@@ -908,9 +908,12 @@ RUNS = [
 
 
 @pytest.mark.parametrize("line", RUNS)
-def test_the_text_has_the_causes_of_the_json_in_their_order_and_each_share_once(answer, call, line):
+def test_the_text_has_the_causes_of_the_json_in_their_order_and_each_share_once(
+    answer_and_text, line
+):
     line = ("explain", *line.split(), "--schedules", "1f1b,interleaved-1f1b,zb-h1")
-    result, lines = answer(*line), call(*line)[1].splitlines()
+    result, text = answer_and_text(*line)
+    lines = text.splitlines()
     whys = [fault["why"].partition("; ")[0] for fault in result["faults"]]
     first, *others = (text for text in lines if text.startswith((lines[0], "also: ")))
     if result["bottleneck"] in result["faults"]:
@@ -953,7 +956,7 @@ def with_less_in_flight(workers, microbatches, limits):
     ],
 )
 def test_gaps_of_an_order_come_first_and_a_built_in_order_fills_them(
-    answer, call, tmp_path, workers, microbatches, limits
+    answer, answer_and_text, tmp_path, workers, microbatches, limits
 ):
     table = with_less_in_flight(workers, microbatches, limits)
     forward = np.ones(workers)
@@ -964,7 +967,8 @@ def test_gaps_of_an_order_come_first_and_a_built_in_order_fills_them(
         json.dumps({"unit": "seconds", "F": forward.tolist(), "B": (2 * forward).tolist()})
     )
     line = ("explain", "-t", path, "-C", costs)
-    result, lines = answer(*line), call(*line, "--details")[1].splitlines()
+    result, text = answer_and_text(*line, "--details")
+    lines = text.splitlines()
     times = pj.Costs(forward=forward, backward=2 * forward)
     usual = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=microbatches)
     before, after = (pj.evaluate(t, times).step_time for t in (table, usual))
@@ -1194,7 +1198,9 @@ def test_memory_rules_out_no_schedule_that_saves_less_than_another_option():
         (None, ("1f1b", 1), "bf16", {"recompute": "full"}),
     ],
 )
-def test_remedies_fit_by_the_rule_of_a_plan(answer, call, launcher, schedule, precision, fields):
+def test_remedies_fit_by_the_rule_of_a_plan(
+    answer, answer_and_text, launcher, schedule, precision, fields
+):
     available, factors = float(pj.load_system("h100").memory_available), []
     if launcher == "torchtitan":
         rows = pj.validate(pj.files.DATA / "measured" / "torchtitan_h100.csv")
@@ -1208,7 +1214,8 @@ def test_remedies_fit_by_the_rule_of_a_plan(answer, call, launcher, schedule, pr
     line += ["--launcher", launcher] if launcher else []
     for field, value in fields.items():
         line += ["--" + field.replace("_", "-"), value]
-    result = answer(*line)
+    result, text = answer_and_text(*line)
+    text = " ".join(text.split())
     need = max(result["memory"]["needs"])
     sure = min(0.9 * available, available / max(factors, default=1.0))
     limit = max(sure, need) if need <= available else sure
@@ -1217,7 +1224,6 @@ def test_remedies_fit_by_the_rule_of_a_plan(answer, call, launcher, schedule, pr
     for remedy in (row for row in result["remedies"] if row["shelf"] != "hardware"):
         again = answer(*shlex.split(remedy["command"])[1:])
         assert max(again["memory_bytes"]) <= limit * (1 + 2e-4)
-    text = " ".join(call(*line)[1].split())
     in_doubt = need <= available < need * max(factors, default=0.0)
     words = "measured runs of torchtitan needed 1.04 to 1.1 times as much"
     assert (f"this run fits by {100 * (1 - need / available):.3g} %; {words}" in text) == in_doubt

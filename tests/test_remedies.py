@@ -337,17 +337,17 @@ def test_a_command_puts_one_launcher_first(answer, mistake):
         ("Megatron-LM", True, "-m llama3-8b -P 8 -M 8 --tensor-parallel 2 --zero 1"),
     ],
 )
-def test_a_shelf_shows_its_largest_remedy(answer, call, launcher, is_combined, line):
+def test_a_shelf_shows_its_largest_remedy(answer, answer_and_text, launcher, is_combined, line):
     run = ("explain", "-s", "1f1b", *line.split(), "-y", "h100", "--minibatch", 32)
     run = (*run, "--data-parallel", 2, "--launcher", launcher, "--schedules", "interleaved-1f1b")
-    result = answer(*run)
+    result, text = answer_and_text(*run)
     rows = [row for row in result["remedies"] if row["launchers"] == [launcher]]
     combined = [row for row in rows if row["kind"] == "combined"]
     single = next(row for row in rows if row["kind"] != "combined")
     least = single["saves"] + 0.01 * result["step_time"]
     largest = next((row for row in combined if row["saves"] > least), single)
     assert (largest in combined) == is_combined
-    lines = call(*run)[1].splitlines()
+    lines = text.splitlines()
     shown = [line for line in lines if f"; set by options of {launcher}" in line]
     name = largest["what"].removeprefix("combined: ").replace(": ", " ")
     name = f"all of {name}" if "; " in name else name
