@@ -860,11 +860,13 @@ def test_a_plan_says_what_other_defaults_change(answer, call):
         ("Megatron-LM", "h100", (), None),  # whose kernels are the default
     ],
 )
-def test_a_plan_names_the_stack_of_measured_runs(answer, call, launcher, system, options, stack):
+def test_a_plan_names_the_stack_of_measured_runs(
+    answer, answer_and_text, launcher, system, options, stack
+):
     job = ("plan", "-m", "llama3-8b", "-y", system, "--gpus", 16, "--minibatch", 32)
     line = (*job, "--tensor", 1, "--context", 1, "--launcher", launcher, *options)
-    plan = answer(*line)
-    text = " ".join(call(*line)[1].split())
+    plan, text = answer_and_text(*line)
+    text = " ".join(text.split())
     lead = f" bits): {launcher}: --stack {stack} "
     if stack is None:
         assert (plan["under_launchers"], lead in text) == ([], False)
@@ -877,15 +879,16 @@ def test_a_plan_names_the_stack_of_measured_runs(answer, call, launcher, system,
     assert f"{lead}{seconds(entry['step_time'])}, " in text
 
 
-def test_a_plan_says_what_memory_runs_of_the_launcher_took(answer, call):
+def test_a_plan_says_what_memory_runs_of_the_launcher_took(answer, answer_and_text):
     rows = pj.validate(pj.files.DATA / "measured" / "torchtitan_h100.csv")
     are_wide = rows.measured.precision == "bf16"
     ratios = (rows.measured.memory_bytes / rows.predicted.memory_bytes)[are_wide]
     line = (*PLANNED, "--tensor", 2, "-S", "1f1b", "--recompute", "none", "--microbatch-size", 1)
-    factors = answer(*line, "--launcher", "torchtitan")["memory_factors"]
+    plan, text = answer_and_text(*line, "--launcher", "torchtitan")
+    factors = plan["memory_factors"]
     # errors are stored in hundredths of a percent
     assert factors == pytest.approx(sorted(ratios), rel=2e-4)
-    text = " ".join(call(*line, "--launcher", "torchtitan")[1].split())
+    text = " ".join(text.split())
     assert f"took {factors[0]:.3g} to {factors[-1]:.3g} times the predicted memory (4" in text
     assert answer(*line)["memory_factors"] == []
 
@@ -1214,11 +1217,12 @@ SHARDED = ["--data-parallel", 8, "--zero", 1, "--tensor-parallel", 8, "--sequenc
     ],
     ids=lambda line: line[0],
 )
-def test_a_long_value_is_cut_on_the_first_screen_alone(answer, call, line):
-    result, name = answer(*line), "parallelism.module_fqns_per_model_part"
+def test_a_long_value_is_cut_on_the_first_screen_alone(answer_and_text, call, line):
+    result, details = answer_and_text(*line, "--details")
+    name = "parallelism.module_fqns_per_model_part"
     launches = [row["launch"]["torchtitan"] for row in result.get("remedies", [result])]
     values = [" ".join(map(",".join, launch["options"].get(name, ()))) for launch in launches]
-    first, details = (" ".join(call(*line, *more)[1].split()) for more in ([], ["--details"]))
+    first, details = (" ".join(text.split()) for text in (call(*line)[1], details))
     head, rest = re.search(
         rf"--{name} (.*?)\.\.\. \((\d+) more characters; --details", first
     ).groups()

@@ -240,13 +240,13 @@ def test_layers_of_stages_are_said_where_they_differ(layers, answer, call, tmp_p
 UNITS = ("--embedding-units", 0, "--loss-units", 0)
 
 
-def test_comparing_and_explaining_say_it_too(answer, call, tmp_path):
+def test_comparing_and_explaining_say_it_too(answer, answer_and_text, tmp_path):
     model = small_file(tmp_path / "small.json", 30)
     line = ("-P", 4, "-M", 8, "-m", model, "-y", "h100", "--minibatch", 8)
     note = "layers of stages: 7 8 8 7 (Megatron-LM needs equal layers, or --pipeline-layout)"
-    result = answer("compare", "-S", "1f1b,gpipe", *line)
+    result, text = answer_and_text("compare", "-S", "1f1b,gpipe", *line)
     assert [row["notes"] for row in result["rows"]] == [[note]] * 2
-    assert note in " ".join(call("compare", "-S", "1f1b,gpipe", *line)[1].split())
+    assert note in " ".join(text.split())
     assert answer("explain", "-s", "1f1b", *line, "--schedules", "1f1b")["notes"] == [note]
     for launcher, options, why in (
         ("megatron-bridge", (), "Megatron-Bridge needs equal layers, or --pipeline-layout"),

@@ -149,22 +149,22 @@ def test_messages_that_scatter_are_found_within_gaps():
     assert result.mean_error < 0.002
 
 
-def test_link_models_that_explain_a_run_as_well_are_named(call, answer, folder):
+def test_link_models_that_explain_a_run_as_well_are_named(answer_and_text, folder):
     table = make_table("1f1b")
     for link in ("queued", "blocking"):
         run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.2), link=link)
         truth.write_trace(folder / f"{link}.csv", traces.record_runs([run] * 2))
-    line = ["--schedules", "gpipe"]
-    links = answer("trace", "queued.csv", *line)["links"]
+    line = ["--schedules", "gpipe", "--details"]
+    result, text = answer_and_text("trace", "queued.csv", *line)
+    links = result["links"]
     assert links["link"] == "delay"  # the simplest
     assert {"queued", "rendezvous direction"} <= {*links["alike"]}
     assert "blocking" not in links["alike"]
     assert "rendezvous pair" not in links["fits"]  # messages of both directions cross here
-    _, text, _ = call("trace", "queued.csv", *line, "--details")
     assert "these link models fit as well: queued" in text
-    links = answer("trace", "blocking.csv", *line)["links"]
-    assert (links["link"], links["alike"]) == ("blocking", [])
-    assert "fit as well" not in call("trace", "blocking.csv", *line, "--details")[1]
+    result, text = answer_and_text("trace", "blocking.csv", *line)
+    assert (result["links"]["link"], result["links"]["alike"]) == ("blocking", [])
+    assert "fit as well" not in text
 
 
 @pytest.mark.parametrize("gap", [0.01, 0.05, 0.2])
@@ -195,7 +195,7 @@ def test_a_step_that_nothing_explains_hides_no_link_model():
     assert (result.links.model, result.equivalent_models) == ("blocking", [])
 
 
-def test_links_that_nothing_waited_for_are_named(call, answer, folder):
+def test_links_that_nothing_waited_for_are_named(answer_and_text, folder):
     """The second worker is so fast that its gradients are there long before the first is free."""
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
     costs = pj.Costs(forward=[1.0, 0.1], backward=[2.0, 0.2], transmit=0.05)
@@ -206,9 +206,9 @@ def test_links_that_nothing_waited_for_are_named(call, answer, folder):
     assert result.message_time == pytest.approx(0.05)
     assert "stage 1 to 0" not in {row.name for row in traces.op_times(result)}
     truth.write_trace(folder / "run.csv", traces.record_runs([run]))
-    _, text, _ = call("trace", "run.csv", "--schedules", "gpipe", "--details")
+    result, text = answer_and_text("trace", "run.csv", "--schedules", "gpipe", "--details")
     assert "messages stage 1 to 0 never delay an op: each takes under" in text
-    (untold,) = answer("trace", "run.csv", "--schedules", "gpipe")["links"]["untold"]
+    (untold,) = result["links"]["untold"]
     assert untold == {"link": "stage 1 to 0", "at_most": pytest.approx(0.65)}
 
 
@@ -342,12 +342,12 @@ def stretched(run, factor):
         ((1, 4), []),  # of two steps, either may be odd
     ],
 )
-def test_means_leave_out_odd_steps_and_name_them(factors, odd, answer, call, folder):
+def test_means_leave_out_odd_steps_and_name_them(factors, odd, answer, answer_and_text, folder):
     """1F1B on 4 workers takes 33 s: 11 microbatches of 3 s are in the way."""
     run = pj.evaluate(make_table("1f1b"), pj.Costs(forward=1.0, backward=2.0))
     truth.write_trace(folder / "run.csv", traces.record_runs([stretched(run, x) for x in factors]))
     line = ["trace", "run.csv", "--schedules", "gpipe"]
-    result, whole = answer(*line), answer(*line, "--all-steps")
+    (result, text), whole = answer_and_text(*line), answer(*line, "--all-steps")
     usual = [x for step, x in enumerate(factors) if step not in odd]
     assert result["step_time"] == pytest.approx(33 * np.mean(usual))
     assert whole["step_time"] == pytest.approx(33 * np.mean(factors))
@@ -360,7 +360,7 @@ def test_means_leave_out_odd_steps_and_name_them(factors, odd, answer, call, fol
         step: pytest.approx(33 * (factors[step] - 1)) for step in odd
     }
     if odd:
-        first = call(*line)[1].splitlines()[0]
+        first = text.splitlines()[0]
         assert f"step {odd[-1]} took {33 * factors[odd[-1]]:.3g} s" in first
 
 
@@ -477,19 +477,18 @@ def test_what_is_saved_is_said(call, folder):
     assert "deal.json" in message
 
 
-def test_another_run_says_what_got_slower(answer, call, folder):
+def test_another_run_says_what_got_slower(answer_and_text, folder):
     table = make_table("1f1b")
     for name, slow in (("now", [2]), ("then", [])):
         truth.write_trace(folder / f"{name}.csv", traces.record_runs(jittered(table, slow)))
     line = ["trace", "now.csv", "--against", "then.csv", "--schedules", "1f1b"]
-    against = answer(*line)["against"]
+    result, text = answer_and_text(*line)
+    against = result["against"]
     assert against["step_time"] > 1.1 * against["as_there"]
     first, *others = against["attribution"]["stage"]
     assert first["name"] == "2"
     assert first["saves"] > 0.9 * (against["step_time"] - against["as_there"])
     assert max(abs(share["saves"]) for share in others) < 0.1 * first["saves"]
-    code, text, _ = call(*line)
-    assert code == 0
     assert "slower than the other run" in text
 
 
@@ -556,7 +555,7 @@ MACHINE = "inspect the machine of stage 3, or lighten its head or recomputation"
     ],
 )
 def test_the_first_remedy_of_a_slow_stage_moves_layers_if_they_are_small_enough(
-    chunks, stage, factor, layers, action, answer, call, folder
+    chunks, stage, factor, layers, action, answer_and_text, folder
 ):
     size, options = {"num_workers": 4, "num_microbatches": 4 * chunks}, {}
     if chunks > 1:
@@ -568,10 +567,10 @@ def test_the_first_remedy_of_a_slow_stage_moves_layers_if_they_are_small_enough(
     truth.write_trace(folder / "run.csv", traces.record_runs([run] * 2))
     line = ["trace", "run.csv", "--schedules", "gpipe" if options else "interleaved-1f1b"]
     line += [] if layers is None else ["--stage-layers", layers]
-    result = answer(*line)
+    result, text = answer_and_text(*line)
     assert (result["finding"]["kind"], result["finding"]["name"]) == ("stage", str(stage))
     assert result["remedies"][0]["what"] == action
-    second = call(*line)[1].splitlines()[1]
+    second = text.splitlines()[1]
     assert second.startswith("fix: ")
     assert action.removeprefix("layers over stages: ") in second
 
@@ -579,7 +578,7 @@ def test_the_first_remedy_of_a_slow_stage_moves_layers_if_they_are_small_enough(
 @pytest.mark.parametrize(("pause", "has_advice"), [(1.0, True), (2.0, False), (9.0, False)])
 @pytest.mark.parametrize("name", ["1f1b", "eager-1f1b"])
 def test_a_replay_that_is_far_off_is_no_basis_for_advice(
-    name, pause, has_advice, answer, call, folder
+    name, pause, has_advice, answer_and_text, call, folder
 ):
     """All workers stand still in every step, so 33 s of 33 s and the pause are replayed."""
     table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
@@ -592,7 +591,7 @@ def test_a_replay_that_is_far_off_is_no_basis_for_advice(
         dataclasses.replace(trace, start=trace.start + late, end=trace.end + late),
     )
     line = ["trace", "run.csv", "--schedules", "zb-h1"]
-    result, (_, text, _) = answer(*line), call(*line)
+    result, text = answer_and_text(*line)
     error = 100 * pause / (33 + pause)
     assert result["replay"]["mean_error"] == pytest.approx(error)
     assert (error <= 5) == has_advice == bool(result["remedies"]) == (result["no_advice"] is None)
@@ -845,16 +844,16 @@ def test_an_odd_step_names_the_command_that_finds_its_late_op(
 @pytest.mark.parametrize(
     "stages", [(35.5, 34.6, 34.6, 37.5), (36, 34, 34, 36.5), (34, 34, 36, 36.5)]
 )
-def test_a_healthy_run_has_a_report(answer, call, folder, stages, replicas):
+def test_a_healthy_run_has_a_report(answer_and_text, folder, stages, replicas):
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=10)
     forward = 1e-3 * np.array(stages)
     runs = [pj.evaluate(table, pj.Costs(forward=forward, backward=2 * forward, transmit=1e-4))]
     trace = traces.record_runs(runs * 6 * replicas, replicas=replicas)
     truth.write_trace(folder / "run.csv", trace)
     line = ["trace", "run.csv", "--schedules", "1f1b"]
-    code, text, _ = call(*line)
-    assert (code, "per step" in text) == (0, True)
-    finding = answer(*line)["finding"]
+    result, text = answer_and_text(*line)
+    assert "per step" in text
+    finding = result["finding"]
     if finding is not None and finding["kind"] == "stage":
         assert int(finding["name"]) == int(np.argmax(stages))
 

@@ -31,17 +31,17 @@ RUNS = {
 
 @pytest.mark.parametrize("form", ["Nsight", "Kineto"])
 @pytest.mark.parametrize("change", RUNS)
-def test_a_slow_host_is_told_from_a_slow_device_or_link(change, form, tmp_path, answer, call):
+def test_a_slow_host_is_told_from_a_slow_device_or_link(change, form, tmp_path, answer_and_text):
     options, line, error = RUNS[change]
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     run, spans = host_runs.host_run(table, **options)
     _, usual = host_runs.host_run(table, waits=options.get("waits", False))
     WRITERS[form](tmp_path, run)
-    _, text, _ = call("trace", str(tmp_path), "--schedules", "1f1b")
+    result, text = answer_and_text("trace", str(tmp_path), "--schedules", "1f1b")
     assert text.startswith(line)
     assert "also:" not in text
     assert "slow host" not in text
-    (first, *_) = answer("trace", str(tmp_path), "--schedules", "1f1b")["suspects"]
+    (first, *_) = result["suspects"]
     assert first["seconds"] == pytest.approx(1e-3 * (spans[0] - usual[0]), rel=error)
 
 

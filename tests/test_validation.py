@@ -279,8 +279,8 @@ def test_simumax_runs_are_predicted_no_worse_than_by_simumax():
 
 
 @pytest.mark.parametrize("table", ["korthikanti_a100", "torchtitan_h100"])
-def test_the_command_says_how_well_layouts_are_ranked(answer, call, table):
-    path = DATA / "measured" / f"{table}.csv"
-    ranking = answer("validate", path)["ranking"]
+def test_the_command_says_how_well_layouts_are_ranked(answer_and_text, table):
+    result, text = answer_and_text("validate", DATA / "measured" / f"{table}.csv")
+    ranking = result["ranking"]
     jobs = f"{ranking['best_found']:.0f} % of {ranking['jobs']} jobs ({ranking['layouts']} layouts)"
-    assert f"the layout predicted fastest is the fastest in {jobs}" in call("validate", path)[1]
+    assert f"the layout predicted fastest is the fastest in {jobs}" in text
