@@ -1203,6 +1203,50 @@ def test_options_that_hide_experts_have_one_prediction(model, launcher, fields):
     assert min(steps) <= min([result.step_time, *seconds]) * (1 + 1e-9)
 
 
+WHOLE = ("1f1b", "interleaved-1f1b", "interleaved-zb")
+FULL = {"recompute": "full"}
+
+
+@pytest.mark.parametrize(
+    ("model", "launcher", "fields"),
+    [
+        ("qwen3-30b-a3b", "Megatron-LM", SPREAD | FULL),
+        ("gpt-oss-120b", "Megatron-Bridge", SPREAD | FULL | {"overlap": 1.0}),
+        ("mixtral-8x7b", "Megatron-Bridge", SPREAD | {"recompute": "moe", "overlap": 1.0}),
+        # ops W need no recomputation of their own where nothing is recomputed
+        ("llama3-8b", "torchtitan", FULL | {"sequence_parallel": True, "zero": 1}),
+        ("llama3-8b", "torchtitan", {"recompute": "core_attn", "zero": 1}),
+    ],
+)
+def test_what_a_launcher_lacks_counts_for_a_combination_as_a_whole(model, launcher, fields):
+    """A launcher may lack a schedule with this recomputation, and run it with less."""
+    system = pj.load_system("h200")
+    short = dataclasses.replace(pj.load_model(model), sequence=4096)
+    workload = pj.Workload(short, minibatch=16, **fields)
+    size = {"num_workers": 4, "num_microbatches": 16}
+    table = pj.schedules.build("1f1b", **size)
+    names = [*WHOLE, *(["combined-1f1b"] if short.moe else [])]
+    result = pj.explain(
+        table, workload, system=system, schedules=names, launcher=launcher, memory_limit=130e9
+    )
+    seconds = []
+    for count, recompute in itertools.product((1, 2, 3, 4), ("none", "full")):
+        for name in names[:1] if count == 1 else names[1:]:
+            options = {} if count == 1 else {"stages_per_worker": count}
+            other = pj.schedules.build(name, **size, **options)
+            changed = dataclasses.replace(workload, recompute=recompute)
+            is_there = not pj.costing.launches(changed, other, launcher)[0].lacks
+            if is_there and pj.memory_bytes(changed, other).max() <= 130e9:
+                costs = pj.stage_costs(changed, system, other)
+                seconds.append(pj.evaluate(other, costs).step_time)
+    assert len(seconds) > 2
+    best = min(remedy.step_time for remedy in result.remedies if remedy.launchers)
+    assert best <= min(seconds) * (1 + 1e-9)
+    for remedy in (row for row in result.remedies if row.kind == "combined"):
+        (launch,) = [row for row in remedy.launches if row.launcher == launcher]
+        assert bool(launch.lacks) == (remedy.shelf == "code"), remedy.what
+
+
 UNEVEN = ["-m", "llama3-70b", "-y", "h100", "--launcher", "torchtitan"]
 ONE_PIPE = ["-s", "1f1b", "-P", 4, "-M", 16, "--minibatch", 16]
 SHARDED = ["--data-parallel", 8, "--zero", 1, "--tensor-parallel", 8, "--sequence-parallel"]

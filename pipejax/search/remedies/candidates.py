@@ -251,19 +251,25 @@ def run_launch(scenario: Scenario, launcher: str, layers: Sequence[int] = ()) ->
     return by_name[name]
 
 
-def step_launchers(old: Candidate, new: Candidate) -> tuple[str, ...]:
+def step_launchers(old: Candidate, new: Candidate, *, may_lack: bool = False) -> tuple[str, ...]:
     """List the launchers whose options turn the old run into the new one; none if layers split."""
+    # `may_lack` keeps launchers that lack a feature of the new run, which a later change may remove
     if old.layers and not new.layers:
         return ()  # a layer would be divided
     old_launches = {launch.launcher: launch for launch in old.launches}
     return tuple(
         launch.launcher
         for launch in new.launches
-        if not launch.lacks
+        if (may_lack or not launch.lacks)
         and _has_stages(launch, new)
         # equal options start the same run: options have no times, places or order of messages
         and launch != old_launches[launch.launcher]
     )
+
+
+def complete_launchers(candidate: Candidate) -> set[str]:
+    """Return the launchers that lack no feature of a run."""
+    return {launch.launcher for launch in candidate.launches if not launch.lacks}
 
 
 def is_run_by_options(candidate: Candidate) -> bool:

@@ -39,6 +39,7 @@ from pipejax.search.remedies.candidates import (
     Candidate,
     Memory,
     TableSearch,
+    complete_launchers,
     first_candidate,
     is_run_by_options,
     run_launch,
@@ -468,10 +469,18 @@ class _Shelves:
         remedies.sort(key=lambda r: (order.index(r.shelf), r.kind == COMBINED_KIND))
         return remedies
 
-    def launchers(self, kind: str, old: Candidate, new: Candidate) -> tuple[str, ...]:
+    def launchers(
+        self, kind: str, old: Candidate, new: Candidate, *, may_lack: bool = False
+    ) -> tuple[str, ...]:
         """List the launchers whose options can apply a change."""
-        names = () if kind in OF_HARDWARE else step_launchers(old, new)
+        names = () if kind in OF_HARDWARE else step_launchers(old, new, may_lack=may_lack)
         return tuple(name for name in names if self.launcher in (None, name))
+
+    def _is_cured(self, candidate: Candidate) -> bool:
+        """Return whether less recomputation makes a launcher run a candidate."""
+        names = complete_launchers(_without_recomputation(candidate))
+        names -= complete_launchers(candidate)
+        return bool(names if self.launcher is None else names & {self.launcher})
 
     def remedy(self, kind: str, candidate: Candidate, launchers: Sequence[str]) -> Remedy:
         """Make a remedy from a candidate, by comparison with the unchanged run."""
@@ -604,14 +613,21 @@ class _Shelves:
         settings = self.candidates("settings", memory.begin) if has_options else ()
         if any(candidate.what == changes.COMPILED for candidate in settings):
             orders.append(("settings", *(kind for kind in COMBINED if kind != "settings")))
-        combined = (self._apply_in_turn(order, has_options) for order in orders)
+        turns = [(order, False) for order in orders]
+        schedules = (c for c in self.candidates("schedule", memory.begin) if memory.fits(c))
+        if has_options and any(c.step_time < max_time and self._is_cured(c) for c in schedules):
+            turns += [(order, True) for order in orders]
+        combined = (self._apply_in_turn(order, has_options, may_lack) for order, may_lack in turns)
         return min(filter(None, combined), key=lambda remedy: remedy.step_time, default=None)
 
-    def _apply_in_turn(self, kinds: Sequence[str], has_options: bool) -> Remedy | None:
+    def _apply_in_turn(
+        self, kinds: Sequence[str], has_options: bool, may_lack: bool
+    ) -> Remedy | None:
         """Apply the best change of each kind in this order; None if fewer than two help."""
         # With options, each change must be one of a launcher that also brings the changes before.
+        # `may_lack` admits schedules that the launcher runs only with less recomputation.
         base = best = self.memory.begin
-        names: set[str] | None = None
+        names: set[str] | None = None  # launchers with options for all changes
         titles: list[str] = []
         queue = [*kinds]
         while queue:
@@ -619,13 +635,16 @@ class _Shelves:
             max_time = best.step_time - changes.MIN_GAIN * base.step_time
             options = self.candidates(kind, best)
             better = [c for c in options if c.step_time < max_time and self.memory.fits(c)]
+            # code replaces no setting that the launchers of this run refuse
+            is_by_options = names and kind == "settings" and names & complete_launchers(best)
             for candidate in sorted(better, key=_step_time):
-                common_names = {*self.launchers(kind, best, candidate)}
+                common_names = {*self.launchers(kind, best, candidate, may_lack=True)}
                 if names is not None:
                     common_names &= names
-                # code replaces no setting that the launchers of this run refuse
-                needs_options = has_options or (kind == "settings" and bool(names))
-                is_possible = bool(common_names) or not needs_options
+                is_early = may_lack and kind == "schedule"
+                tested = _without_recomputation(candidate) if is_early else candidate
+                is_complete = bool(common_names & complete_launchers(tested))
+                is_possible = is_complete or not (has_options or is_by_options)
                 if len(candidate.assumes) <= MAX_ASSUMPTIONS and is_possible:
                     best, names = candidate, common_names
                     if "recomputation" in candidate.what:  # of two, the later one holds
@@ -634,10 +653,20 @@ class _Shelves:
                     if kind == "settings":
                         queue.insert(0, kind)  # settings add to each other
                     break
-        if len(titles) < 2:
+        launchers = sorted((names or set()) & complete_launchers(best))
+        if len(titles) < 2 or (has_options and not launchers):
             return None
         combined = best.changed(f"combined: {'; '.join(titles)}", best.scenario)
-        return self.remedy(COMBINED_KIND, combined, sorted(names or ()))
+        return self.remedy(COMBINED_KIND, combined, launchers)
+
+
+def _without_recomputation(candidate: Candidate) -> Candidate:
+    """Return a candidate that recomputes nothing; at measured times the same."""
+    workload, scenario = candidate.scenario.source.workload, candidate.scenario
+    if workload is None or workload.recompute == "none":
+        return candidate
+    fields = dataclasses.replace(workload, recompute="none")
+    return candidate.changed("", scenario.with_workload(fields))
 
 
 def _faults_of_settings(memory: Memory, settings: Sequence[Candidate]) -> Iterator[Fault]:
