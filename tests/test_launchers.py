@@ -1247,6 +1247,33 @@ def test_what_a_launcher_lacks_counts_for_a_combination_as_a_whole(model, launch
         assert bool(launch.lacks) == (remedy.shelf == "code"), remedy.what
 
 
+@pytest.mark.parametrize(
+    ("model", "schedule", "is_undone"),
+    [
+        ("deepseek-v2", "combined-1f1b", True),
+        ("deepseek-v3", "combined-1f1b", True),
+        ("deepseek-v3-mtp", "combined-1f1b", True),
+        ("deepseek-v2", "interleaved-1f1b", False),
+        ("mixtral-8x7b", "combined-1f1b", False),  # no experts that all tokens meet
+    ],
+)
+def test_bridge_undoes_the_overlap_of_shared_experts_where_it_refuses_it(
+    model, schedule, is_undone
+):
+    """Megatron-Bridge's comm_overlap.py asserts `not moe_shared_expert_overlap`."""
+    size = {"num_workers": 2, "num_microbatches": 8, "stages_per_worker": 2}
+    table = pj.schedules.build(schedule, **size)
+    spread = {"expert_parallel": 8, "data_parallel": 8}
+    workload = pj.Workload(pj.load_model(model), minibatch=8, **spread)
+    texts = {launch.launcher: launch.text for launch in pj.costing.launches(workload, table)}
+    assert ("model.moe_shared_expert_overlap=false" in texts["Megatron-Bridge"]) == is_undone
+    assert "shared-expert" not in texts["Megatron-LM"]  # its flag turns the overlap on
+    megatron, bridge, _ = pj.costing.pipeline_launches(table)  # of any model
+    is_there = "model.moe_shared_expert_overlap=false" in bridge.text
+    assert is_there == (schedule == "combined-1f1b")
+    assert "shared-expert" not in megatron.text
+
+
 UNEVEN = ["-m", "llama3-70b", "-y", "h100", "--launcher", "torchtitan"]
 ONE_PIPE = ["-s", "1f1b", "-P", 4, "-M", 16, "--minibatch", 16]
 SHARDED = ["--data-parallel", 8, "--zero", 1, "--tensor-parallel", 8, "--sequence-parallel"]

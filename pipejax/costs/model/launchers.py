@@ -196,9 +196,10 @@ def pipeline_launches(
         parallelism["module_fqns_per_model_part"] = layout.module_fqns()
     megatron = _stages_of_megatron(pipeline, layout)
     lacks = tuple(_unsupported_orders_of_megatron(pipeline))
+    bridge = LAUNCHERS["Megatron-Bridge"].renamed(megatron | _undone_overlaps(pipeline))
     return (
         Launch("Megatron-LM", megatron, lacks),
-        Launch("Megatron-Bridge", LAUNCHERS["Megatron-Bridge"].renamed(megatron), lacks),
+        Launch("Megatron-Bridge", bridge, lacks),
         Launch(
             "torchtitan",
             {f"parallelism.{name}": value for name, value in parallelism.items()},
@@ -320,6 +321,18 @@ def _stages_of_megatron(pipeline: _Pipeline, layout: PipelineLayout | None) -> O
     if pipeline.overlaps_experts:
         options["overlap-moe-expert-parallel-comm"] = True
     return options
+
+
+def _bridge(job: _Job) -> Options:
+    """Return Megatron-LM's options, and those that undo a recipe's overlap of shared experts."""
+    model = job.workload.model
+    is_shared = model.moe is not None and model.moe.shared_experts > 0
+    return _megatron(job) | (_undone_overlaps(job) if is_shared else {})
+
+
+def _undone_overlaps(pipeline: _Pipeline) -> Options:
+    # Megatron-Bridge turns this on for DeepSeek and others, and refuses it beside the other option
+    return {"moe-shared-expert-overlap": False} if pipeline.overlaps_experts else {}
 
 
 def _unsupported_orders_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
@@ -705,7 +718,7 @@ def _latency_hiding(job: _Job) -> str:
 
 _FUNCTIONS: Mapping[str, Sequence[Any]] = {  # `Launcher.options`, `lacks` and `program`
     "Megatron-LM": (_megatron, _unsupported_by_megatron, _connections),
-    "Megatron-Bridge": (_megatron, _unsupported_by_megatron, lambda _: ""),
+    "Megatron-Bridge": (_bridge, _unsupported_by_megatron, lambda _: ""),
     "torchtitan": (_torchtitan, _unsupported_by_torchtitan, lambda _: ""),
     "DeepSpeed": (_deepspeed, _unsupported_by_deepspeed, _pipeline_module),
     "MaxText": (_maxtext, _unsupported_by_maxtext, _latency_hiding),
