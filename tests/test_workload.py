@@ -312,10 +312,40 @@ def test_stages_share_what_is_on_one_worker():
 
 def test_flash_attention_has_nothing_to_drop():
     model = pj.load_model("llama3-70b")
-    assert layer_flop(model, 1, "selective") == layer_flop(model, 1)
     plain = layer_flop(dataclasses.replace(model, flash_attention=False), 1)
     scores = 2 * model.sequence**2 * model.hidden  # one matrix product, once more in the backward
     assert layer_flop(model, 1).input_grad - plain.input_grad == scores
+
+
+@pytest.mark.parametrize("flash", [True, False])
+@pytest.mark.parametrize(
+    ("model", "width", "layout"),  # sum of the heads' widths of queries and of values
+    [
+        ("llama3-70b", 64 * (128 + 128), {}),
+        ("gpt3-175b", 96 * (128 + 128), {"tensor_parallel": 8, "sequence_parallel": True}),
+        ("deepseek-v2", 128 * (192 + 128), {"expert_parallel": 8, "data_parallel": 8}),
+        ("qwen3-30b-a3b", 32 * (128 + 128), {"context_parallel": 2, "recompute_again": True}),
+    ],
+)
+def test_selective_recomputes_core_attention_whatever_its_kernel(model, width, layout, flash):
+    """Megatron-LM's attention.py reruns core attention without a look at its kernel."""
+    model = dataclasses.replace(pj.load_model(model), flash_attention=flash)
+    again = layer_flop(model, 1, recompute="selective").input_grad
+    products = 2 * model.sequence**2 * width  # of queries and keys, and of scores and values
+    assert again - layer_flop(model, 1).input_grad == products
+    table, system = (
+        pj.schedules.build("zb-h1", num_workers=4, num_microbatches=8),
+        pj.load_system("h100"),
+    )
+    costs, sizes = {}, {}
+    for recompute in ("none", "selective", "core_attn"):
+        workload = pj.Workload(model, minibatch=8, recompute=recompute, **layout)
+        costs[recompute] = pj.stage_costs(workload, system, table)
+        sizes[recompute] = pj.memory_bytes(workload, table).tolist()
+    seconds = {name: record.input_grad.tolist() for name, record in costs.items()}
+    assert seconds["selective"] == seconds["core_attn"] > seconds["none"]
+    assert costs["selective"].weight_grad.tolist() == costs["core_attn"].weight_grad.tolist()
+    assert sizes["selective"] == sizes["core_attn"] <= sizes["none"]
 
 
 def test_recompute_cells_say_when_activations_come_back():

@@ -245,7 +245,7 @@ def layer_collectives(
     exchanges += _adapter_exchanges(model, layout, 1 + num_mlps)
     exchanges += _context_exchanges(model, layout)
     if kind == "moe" and model.moe is not None:
-        exchanges += _expert_exchanges(model, layout, "moe" in recomputed_modules(model, recompute))
+        exchanges += _expert_exchanges(model, layout, "moe" in recomputed_modules(recompute))
     return exchanges
 
 

@@ -47,7 +47,7 @@ def layer_flop(
     if recompute == "full":
         repeated = linear + scores
     else:
-        modules = recomputed_modules(model, recompute)
+        modules = recomputed_modules(recompute)
         repeated = sum(2 * tokens * _module_matrices(model, kind, module) for module in modules)
         repeated += scores if "core_attn" in modules else 0
     return Phases(linear + scores, linear + 2 * scores + flash_scores + repeated, linear)
@@ -124,7 +124,7 @@ def layer_activation_bytes(
     if recompute == "full":
         return model.element_bytes * tokens * model.hidden / layout.shared_by
     e = model.element_bytes
-    modules = recomputed_modules(model, recompute)
+    modules = recomputed_modules(recompute)
     score_bytes: Number = 0  # per score of attention
     if "core_attn" not in modules and not model.flash_attention:
         score_bytes = 2 * e + 1 if model.dropout else e
@@ -195,7 +195,7 @@ def layer_weight_grad_bytes(
     # Frozen weights without adapters need these bytes for I only.
     # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
     e, h, moe = model.element_bytes, model.hidden, model.moe
-    modules = recomputed_modules(model, recompute)
+    modules = recomputed_modules(recompute)
     # bytes per element of a linear layer's input until W. Frozen weights have no W; an adapter's W
     # takes the model's precision. The gradient of A x, r units wide, is not counted.
     operand = layout.trains_base * operand_bytes(model, layout) + (layout.lora_rank > 0) * e

@@ -64,7 +64,7 @@ def _base_ops(model: Model, layout: Layout, kind: str) -> tuple[LayerOp, ...]:
 
 def _recompute(model: Model, ops: Iterable[LayerOp], recompute: str) -> tuple[LayerOp, ...]:
     """Return the ops, with the forwards that are recomputed added to their I."""
-    op_shares = recomputed_shares(ops, recomputed_modules(model, recompute))
+    op_shares = recomputed_shares(ops, recomputed_modules(recompute))
     return tuple(with_forward_again(op, share) if share else op for op, share in op_shares)
 
 

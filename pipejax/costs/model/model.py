@@ -521,9 +521,7 @@ def unfused_kernels(model: Model) -> frozenset[str]:
     return frozenset(model.unfused.split("+")) if model.unfused else frozenset()
 
 
-def recomputed_modules(model: Model, recompute: str) -> frozenset[str]:
-    """Return the parts of a layer that I recomputes; none for "selective" with flash attention."""
+def recomputed_modules(recompute: str) -> frozenset[str]:
+    """Return the parts of a layer that I recomputes."""
     in_layer = parse_recompute(recompute).in_layer
-    if in_layer == "selective":
-        return frozenset(() if model.flash_attention else ("core_attn",))
     return frozenset(() if in_layer == "none" else in_layer.split("+"))

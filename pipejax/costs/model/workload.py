@@ -90,7 +90,7 @@ class Workload:
       loss_units: layers that the head and its loss count as.
       pipeline_layout: what each stage holds, as Megatron writes it: "Ettt|(tt|)*29m|L", or in
         lists of words, one a stage; layers are assigned by the table's stage shares if empty.
-      recompute: "none"; "selective", the core of attention where it is written out; "full";
+      recompute: "none"; "selective", the same as "core_attn", whatever the kernel; "full";
         "block:N", N layers of a stage; "uniform:N", all layers with a checkpoint every N; or parts
         of layers joined by +, as "core_attn+mlp" (`MODULES`).
       recompute_layers: N of "block:N" beside "full", which becomes that text; all layers if 0.

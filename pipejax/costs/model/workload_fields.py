@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipejax.base.checks import MAX_COUNT, resolve_name, wrong
+from pipejax.base.checks import MAX_COUNT, match_name, resolve_name, wrong
 from pipejax.base.data_files import load_json
 from pipejax.base.file_fields import FLAG, NUMBER, SHARE, TEXT, FieldKind, choice, whole
 
@@ -41,7 +41,7 @@ class Recomputation(NamedTuple):
 
     layers: float  # whole layers of a stage, at most; infinity for all
     group: int  # layers that share a checkpoint
-    in_layer: str  # parts of every other layer: "none", "selective", or names joined by +
+    in_layer: str  # parts of every other layer: "none", or names joined by +
 
 
 def parse_recompute(recompute: str) -> Recomputation:
@@ -60,14 +60,16 @@ def parse_recompute(recompute: str) -> Recomputation:
         return Recomputation(0, 1, "+".join(sorted(set(parts))))
     more = f", {RECOMPUTE_FORMS}, or parts of layers joined by +: {', '.join(MODULES)}"
     name = str(resolve_name(recompute, RECOMPUTE, "recompute", more))
-    return Recomputation(math.inf, 1, "none") if name == "full" else Recomputation(0, 1, name)
+    if name == "selective":  # as in Megatron Core, whatever the kernel of attention
+        return Recomputation(0, 1, "core_attn")
+    return Recomputation(math.inf if name == "full" else 0, 1, "none")
 
 
 def check_recompute(recompute: str) -> str:
     """Return a recomputation in canonical form, with sorted parts; refuse invalid text."""
     layers, group, in_layer = parse_recompute(recompute)
     if not layers:
-        return in_layer
+        return match_name(recompute, RECOMPUTE) or in_layer  # "selective" keeps its name
     if layers < math.inf:
         return f"block:{layers}"
     return "full" if group == 1 else f"uniform:{group}"

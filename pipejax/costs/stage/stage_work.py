@@ -171,7 +171,7 @@ def work_of_stages(
     if layout.recompute_again:  # W recomputes what R or I recomputes
         pairs = zip(all_layers, recomputed, strict=True)
         layers_again = tuple(xp.where(has_r, *pair) for pair in pairs)
-        if recomputed_modules(model, recompute):
+        if recomputed_modules(recompute):
             kinds_once = _layer_work(model, layout, "none")
     # t accelerators split a message with sequence parallelism, or if each sends a part
     is_split = 1 - (1 - layout.sequence_parallel) * (1 - layout.scatter_gather)
@@ -391,7 +391,7 @@ def bytes_of_stages(
     head_for_w = last * head_weight_grad_bytes(model, layout)
     needed_by_w, held_in_w = has_w * needed_by_w + head_for_w, 0.0 * last
     if layout.recompute_again:  # W starts from the checkpoints, as I does
-        is_again = (has_r + stages.recomputed + len(recomputed_modules(model, recompute))) > 0
+        is_again = (has_r + stages.recomputed + len(recomputed_modules(recompute))) > 0
         until_w = xp.where(has_r, checkpoint, activations) - edges + head_for_w
         needed_by_w = xp.where(is_again, until_w, needed_by_w)
         held_in_i = xp.where(is_again, layer_peak, held_in_i)

@@ -437,7 +437,7 @@ def recomputations(
     workload: Any = run.scenario.source.workload
     if workload.recompute == "none" and memory is not None and memory.fits(run):
         return  # any recomputation takes time, and saves memory that is not needed
-    # flash attention recomputes anyway, so that "selective" adds nothing
+    # flash attention keeps no scores, so that "selective" frees next to nothing
     has_scores = not workload.model.flash_attention
     usual = ("none", *(["selective"] if has_scores else []), "full")
     yield from (level for level in usual if level != workload.recompute)
