@@ -27,7 +27,8 @@ def is_traced(*trees: Any) -> bool:
     """Return whether a number in these trees is a JAX tracer, whose value is unknown."""
     if not is_loaded():
         return False
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves(trees))
+    tracer = jax.core.Tracer
+    return any(isinstance(leaf, tracer) for leaf in leaves(trees))
 
 
 def accept_type(dtype: np.dtype | type) -> AbstractContextManager[Any]:
@@ -199,7 +200,7 @@ def checked_seconds(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must be a number or an array of them, got {abbreviated(value)}")
     if kind not in (np.float32, np.float64):
         numbers = _as_float(numbers)
-    if is_traced(numbers):
+    if is_array(numbers) and is_traced(numbers):
         return numbers
     host_numbers = on_host(numbers)
     # NaN is the least and the largest number, and fails both comparisons

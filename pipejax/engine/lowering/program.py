@@ -306,7 +306,8 @@ def run_on_host(program: Program, vector: Float[NumpyArray, " costs"]) -> HostRu
 
 def makespan_on_host(program: Program, vector: Float[NumpyArray, " costs"]) -> float:
     """Return the makespan [s] of a program for a single cost vector, computed without JAX."""
-    return float(run_on_host(program, vector).finish.max())
+    duration, lag = vector[program.duration_index], vector[program.lag_index]
+    return float(longest_path.finish_times(np.asarray(program.preds), duration, lag).max())
 
 
 def run_many_on_host(program: Program, costs: NumpyArray) -> tuple[NumpyArray, NumpyArray]:

@@ -4,6 +4,7 @@ Row order is a run in which each op takes one slot; offloads and loads run besid
 take no time here. `activation_memory` of a run follows them in time.
 """
 
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -78,8 +79,13 @@ def held_change(phase: Phase, moment: int, *, whole: float, for_w: float) -> flo
     """Return the memory change of a worker at an op's start or end, without recomputation."""
     # sizes: `whole` of an activation, `for_w` of the share that W needs after I
     size = {WHOLE: whole, LEFT_BY_F: whole, FOR_W: for_w}
-    entries = (entry for entry in memory_ledger([phase]).get(phase, ()) if entry.moment == moment)
-    return sum((entry.change * size[entry.part] for entry in entries), start=0 * whole)
+    changes = [e.change * size[e.part] for e in _entries(phase) if e.moment == moment]
+    return sum(changes, start=0 * whole)
+
+
+@functools.cache
+def _entries(phase: Phase) -> tuple[LedgerEntry, ...]:
+    return memory_ledger([phase]).get(phase, ())
 
 
 def is_in_ledger(content: Content) -> Bool[NumpyArray, " ops"]:
