@@ -179,6 +179,8 @@ def _to_many(numbers: Any) -> Many:
 def _pad_axes(array: NumpyArray, num_batch_axes: int, ndim: int) -> NumpyArray:
     """Insert axes of length 1 behind the batch axes, until one configuration has `ndim` axes."""
     missing = ndim + num_batch_axes - array.ndim
+    if not missing:
+        return array
     batch_shape, shape = array.shape[:num_batch_axes], array.shape[num_batch_axes:]
     return array.reshape(*batch_shape, *[1] * missing, *shape)
 
@@ -205,7 +207,8 @@ def _binary(
             term = factor * _pad_axes(slope, 2, ndim)
             slopes[name] = slopes[name] + term if name in slopes else term
     for name, slope in slopes.items():
-        slopes[name] = np.broadcast_to(slope, (*slope.shape[:2], *result.shape[1:]))
+        if slope.shape[2:] != result.shape[1:]:
+            slopes[name] = np.broadcast_to(slope, (*slope.shape[:2], *result.shape[1:]))
     return Many(result, slopes)
 
 
