@@ -840,6 +840,77 @@ def test_an_odd_step_names_the_command_that_finds_its_late_op(
     assert answer(*shlex.split(command))["finding"]["ratio"] is None
 
 
+@pytest.mark.parametrize(
+    ("slow", "odd", "is_named"),
+    [
+        (2, [4], False),  # the fault of the first line is a slow stage
+        (0, [1], False),
+        (3, [2, 9], False),
+        (None, [5], False),  # the odd step itself
+        (2, [4], True),  # its sentence names its op
+    ],
+)
+def test_every_odd_step_has_the_command_that_finds_its_late_op(call, folder, slow, odd, is_named):
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    forward, backward = np.ones((4, 8)), np.full(4, 2.0)
+    if slow is not None:
+        forward[slow], backward[slow] = 1.5, 3.0
+    usual = pj.evaluate(table, pj.Costs(forward=forward, backward=backward))
+    forward = forward.copy()
+    forward[1, 6] += 20.0
+    stalled = pj.evaluate(table, pj.Costs(forward=forward, backward=backward))
+    trace = traces.record_runs([stalled if step in odd else usual for step in range(12)])
+    at_op = (trace.stage == 1) & (trace.microbatch == 6) & np.isin(trace.step, odd)
+    at_op &= trace.phase == [*trace.phases].index("F")
+    if not is_named:  # the op takes its usual time, but begins late
+        start = np.where(at_op, trace.start + 20.0, trace.start)
+        trace = dataclasses.replace(trace, start=start)
+    truth.write_trace(folder / "run.csv", trace)
+    text = call("trace", "run.csv", "--details", "--schedules", "1f1b")[1]
+    commands = re.findall(r"late in step (\d+): pipejax (.*)", text)
+    assert [int(step) for step, _ in commands] == ([] if is_named else odd)
+    for step, command in commands:
+        line = f"trace run.csv --schedules 1f1b --only-steps {step}"
+        assert command == line
+        assert "1F6 on worker 1 starts 20 s late in the only step" in call(*shlex.split(line))[1]
+    first = call("trace", "run.csv", "--schedules", "1f1b")[1]
+    has_command = f"trace run.csv --schedules 1f1b --only-steps {odd[0]}\n" in first
+    assert has_command == (not is_named)  # the first screen has room for it
+
+
+@pytest.mark.parametrize(
+    ("steps", "late", "spread", "why", "over"),
+    [
+        ([3], 15.0, 0.0, "late starts are no part of it", "time in the only step"),
+        ([0, 1, 2, 3], 15.0, 0.0, "late starts are no part of it", "mean time over all steps"),
+        ([3, 4], 3.0, 0.0, "late starts are no part of it", "mean time over all steps"),
+        ([0, 1, 2, 3], 0.0, 0.7, "means hide variation", "mean time over all steps"),
+    ],
+)
+def test_the_sentence_on_the_mean_step_gives_the_reason_of_its_gap(
+    call, folder, steps, late, spread, why, over
+):
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    rng, runs = np.random.default_rng(1), []
+    for _ in steps:
+        forward = np.exp(spread * rng.standard_normal((4, 8)))
+        forward[2, 5] += late
+        runs.append(pj.evaluate(table, pj.Costs(forward=forward, backward=2.0)))
+    trace = traces.record_runs(runs)
+    at_op = (trace.stage == 2) & (trace.microbatch == 5)
+    at_op &= trace.phase == [*trace.phases].index("F")
+    start = np.where(at_op, trace.start + late, trace.start)
+    truth.write_trace(folder / "run.csv", dataclasses.replace(trace, start=start))
+    text = call("trace", "run.csv", "--schedules", "1f1b")[1]
+    measured = seconds(float(np.mean([run.makespan for run in runs])))
+    (line,) = [line for line in text.splitlines() if line.startswith("with each op at its ")]
+    assert line.startswith(f"with each op at its {over}, a step takes ")
+    assert f" (measured: {measured}, as {why}), of which " in line
+    # at usual times of ops a step takes 33 s: warm-up and cool-down of three stages of 3 s
+    if late:
+        assert "a step takes 33 s (" in line
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize(
     "stages", [(35.5, 34.6, 34.6, 37.5), (36, 34, 34, 36.5), (34, 34, 36, 36.5)]

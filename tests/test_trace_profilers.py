@@ -7,6 +7,7 @@ import sqlite3
 from contextlib import closing
 
 import host_runs
+import numpy as np
 import pytest
 from nsight_files import write_export
 from test_trace_faults import Case, simulate
@@ -173,6 +174,31 @@ def test_the_rest_of_a_marked_step_is_said(mark, before, after, planted, tmp_pat
         starts, ends = ([getattr(op, x) for op in slices if not op.step] for x in ("start", "end"))
         assert pipeline == pytest.approx(max(ends) - min(starts), rel=0.01)
         assert marked == pytest.approx(pipeline + rest, rel=0.01)
+
+
+@pytest.mark.parametrize("steps", [[3], [1], [2, 3, 4], [0, 1, 2, 3, 4]])
+def test_the_rest_is_that_of_the_selected_steps(steps, planted, tmp_path, call):
+    slices = [
+        op._replace(start=op.start + 2 * op.step, end=op.end + 2 * op.step) for op in planted[0]
+    ]
+    ranks, lengths = [], []
+    for rank, events in rank_events(slices, pytorch, "ProfilerStep#{}"):
+        for event in events:
+            if not event["name"].startswith("PP:"):
+                step = int(event["name"].partition("#")[2])
+                event["dur"] += 2e5 * step  # 0.2 s more from step to step
+                lengths += [1e-6 * event["dur"]] * (step in steps)
+        ranks.append((rank, events))
+    in_files("rank{rank}.json")(tmp_path, ranks)
+    selected = ",".join(map(str, steps))
+    _, text, _ = call("trace", str(tmp_path), "--schedules", "1f1b", "--only-steps", selected)
+    _, line, *_ = text.splitlines()
+    assert line.startswith(f"the {'only' if len(steps) == 1 else 'median'} step takes ")
+    marked, pipeline, rest = map(float, re.findall(r"([\d.]+) s\b", line))
+    starts, ends = ([getattr(op, x) for op in slices if not op.step] for x in ("start", "end"))
+    assert pipeline == pytest.approx(max(ends) - min(starts), rel=0.01)
+    usual = float(np.median(lengths))
+    assert (marked, rest) == pytest.approx((usual, usual - pipeline), rel=0.01)
 
 
 def test_columns_of_another_recorder_and_json_lines(planted, tmp_path, call):

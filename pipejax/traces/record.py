@@ -73,6 +73,7 @@ class Trace:
       inferred: sentences on numbers that no file states: their value, and its reason.
       has_step_clocks: whether the clock of a worker restarts at 0 in every step.
       budgets: parts of the steps of each rank, if the files have work of devices.
+      marks: number, marked time and time of the ops [s] of each marked step.
       ranks: number of the rank in the files by (replica, worker), if they are files of ranks.
 
     Raises:
@@ -94,6 +95,7 @@ class Trace:
     inferred: tuple[str, ...] = ()
     has_step_clocks: bool = False
     budgets: tuple[StepBudget, ...] = ()
+    marks: tuple[tuple[int, float, float], ...] = ()
     ranks: Mapping[tuple[int, int], int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -142,7 +144,16 @@ class Trace:
         arrays = {name: getattr(self, name)[is_selected] for name in (*INTEGERS, *TIMES)}
         steps = {*arrays["step"].tolist()}
         arrays["budgets"] = tuple(budget for budget in self.budgets if budget.step in steps)
-        return dataclasses.replace(self, **arrays)
+        return dataclasses.replace(self, **arrays).with_marks(
+            mark for mark in self.marks if mark[0] in steps
+        )
+
+    def with_marks(self, marks: Iterable[tuple[int, float, float]]) -> "Trace":
+        """Return a trace with these marks, and their note if ops take less than the marks."""
+        old_note, marks = _note_on_marks(self.marks), (*marks,)
+        others = (text for text in self.inferred if text not in old_note)
+        notes = (*others, *_note_on_marks(marks))
+        return dataclasses.replace(self, marks=marks, inferred=notes)
 
     @classmethod
     def from_columns(
@@ -158,6 +169,18 @@ class Trace:
         fields |= {name: np.asarray(columns[name], np.int64)[order] for name in INTEGERS}
         fields |= {name: np.asarray(columns[name], np.float64)[order] for name in TIMES}
         return cls(phases=(*phases,), left_out=(*left_out,), source=source, **fields)
+
+
+def _note_on_marks(marks: Sequence[tuple[int, float, float]]) -> list[str]:
+    """Return the median length of marked steps, if the median span of their ops is shorter."""
+    marked, span = np.median([mark[1:] for mark in marks], axis=0).tolist() if marks else (0, 0)
+    if marked <= 1.01 * span:
+        return []
+    step = "the median step" if len({mark[0] for mark in marks}) > 1 else "the only step"
+    return [
+        f"{step} takes {marked:.3g} s by its mark: ops take {span:.3g} s of it, and the other "
+        f"{marked - span:.3g} s, before and after its ops, are not in times per step"
+    ]
 
 
 Dependencies = Sequence[tuple[Sequence[str], Sequence[str], int]]

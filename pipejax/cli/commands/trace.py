@@ -24,6 +24,7 @@ from pipejax.cli.output.tables import facts
 from pipejax.cli.output.trace_report import (
     draw_shares,
     first_remedy,
+    steps_with_late_ops,
     trace_details,
     trace_page,
     trace_view,
@@ -33,6 +34,7 @@ from pipejax.traces.findings.suspects import slow_machines
 
 # files that --save writes, and their content and use
 FILES: Mapping[str, str] = load_json(Path(__file__).with_name("saved_files.json"))
+MAX_LINES = 13  # of the first screen
 DEFAULT_FOLDER = "trace"  # folder of the saved files in commands, without --save
 
 
@@ -94,12 +96,13 @@ def trace(
     odd = analysis.finding
     selected = {"only_steps": odd.name} if odd is not None and odd.kind == "step" else {}
     command = command_line("trace", written_but("save") | selected)
+    step_commands = _step_commands(analysis)
     result = _as_json(analysis, saved, command)
     save.save(lambda draft: _save(draft, analysis))
     if figure.path is not None:
         draw_shares(analysis, figure)
     if out.path is not None:
-        text = trace_page(analysis, result)
+        text = trace_page(analysis, result, step_commands)
         out.save(lambda draft: write_file(draft, text))
     next_commands: tuple[str, ...] = ()
     before_command: list[object] = []
@@ -110,12 +113,20 @@ def trace(
         before_command = [plain(line) for line in lines]
     elif analysis.advice is not None:
         next_commands = _next_commands(saved, analysis)
-    view = [*trace_view(analysis, result, before_command)]
+    view = [*trace_view(analysis, result, before_command, step_commands)]
     if save.written is not None:
         written = {path.name for path in save.written.iterdir()}
         view.append(facts((name, use) for name, use in FILES.items() if name in written))
-    details = trace_details(analysis, result)
+    if command not in step_commands.values() and len(view) < MAX_LINES:
+        view += [plain(f"next: {line}") for line in [*step_commands.values()][:1]]
+    details = trace_details(analysis, result, step_commands)
     return Answer(result, view, next=next_commands, details=details)
+
+
+def _step_commands(analysis: "pj.results.Analysis") -> dict[str, str]:
+    """Return the commands that find the late ops of odd steps, by step."""
+    names, line = steps_with_late_ops(analysis), written_but("save")
+    return {name: command_line("trace", line | {"only_steps": name}) for name in names}
 
 
 def _free_folder() -> Path:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +36,7 @@ MAX_ROWS = 50  # rows of other tables
 EXACT = 5e-5  # mean error of a replay that is called exact
 MIN_SHARE = 0.002  # of the step: a share that saves less is not shown
 MIN_SAVING = 0.01  # of the step: a remedy that saves less is not on the first screen
+BY_MARK = "the median step", "the only step"  # first words of a note on marks of steps
 DOUBTS = "unit of times", "replicas do not", "microbatches are"  # first words of what is uncertain
 # noun of a suspect, and an action of its owner, by its kind
 ACTIONS: Mapping[str, tuple[str, str]] = load_json(Path(__file__).with_name("suspect_actions.json"))
@@ -86,17 +88,24 @@ def first_remedy(analysis: "pj.results.Analysis", command: str) -> list[dict[str
     ]
 
 
+def steps_with_late_ops(analysis: "pj.results.Analysis") -> list[str]:
+    """List the odd steps that are slow for an op that the sentence on the step does not name."""
+    steps = (suspect for suspect in analysis.suspects if suspect.kind == "step")
+    return [step.name for step in steps if step.ratio is not None and "; " not in step.why]
+
+
 def trace_view(
     analysis: "pj.results.Analysis",
     result: Mapping[str, Any],
     before_command: Sequence[object] = (),
+    step_commands: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[object]:
     """Yield the first suspect, its cost and the action; other suspects, remedies and evidence."""
     step, advice = float(analysis.attribution.recorded.mean()), analysis.advice
     finding, rows = analysis.finding, result["remedies"]
     if advice is None:
         yield plain(f"{seconds(step)} per step; no advice: {analysis.no_advice}")
-        yield from _notes(analysis, "the median step")
+        yield from _notes(analysis, *BY_MARK)
         yield from _replay_help(analysis)
         yield from _budget(analysis.pipelines.trace.budgets)
         yield _heading(analysis, result)
@@ -106,7 +115,7 @@ def trace_view(
         yield plain(f"{seconds(step)} per step; {first_fault(advice, step)}")
     else:
         yield plain(_suspect_text(analysis, finding))
-    yield from _notes(analysis, "the median step")
+    yield from _notes(analysis, *BY_MARK)
     # rows: perhaps the repair of `first_remedy`, then the remedies of the advice
     advised = named = rows[len(rows) - len(advice.remedies) :]
     if finding is not None and finding.kind == "stage" and rows and rows[0]["kind"] == "layers":
@@ -119,7 +128,7 @@ def trace_view(
         yield from effects_view(advice)
     elif len(rows) > len(advised):
         yield plain(f"fix: {rows[0]['what']} (saves {seconds(rows[0]['saves'])})")
-        if finding is not None and finding.kind == "step" and "; " not in finding.why:
+        if rows[0]["command"] in step_commands.values():
             yield plain(f"the op that was late in step {finding.name}: {rows[0]['command']}")
     lead = "or instead: " if len(named) < len(rows) else ""
     yield from _equal_causes(analysis)
@@ -129,7 +138,7 @@ def trace_view(
     yield from _other_run(analysis)
     yield from _deal(analysis)
     yield from _budget(analysis.pipelines.trace.budgets)
-    yield _mean_step(advice, step)
+    yield _mean_step(analysis, advice, step)
     min_saving = MIN_SAVING * advice.step_time
     yield from _ruled_out(advice, step)
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
@@ -150,17 +159,25 @@ def _other_run(analysis: "pj.results.Analysis") -> Iterator[object]:
         )
 
 
-def _mean_step(advice: "pj.results.Explanation", step: float) -> object:
+def _mean_step(
+    analysis: "pj.results.Analysis", advice: "pj.results.Explanation", step: float
+) -> object:
     """Return the step time at mean times of ops, and its parts; `step` is measured [s]."""
-    mean = advice.step_time
+    mean, runs = advice.step_time, analysis.pipelines.pipelines
+    is_late = any(suspect.kind == "launch" for suspect in analysis.suspects)
+    has_means = len(runs) > 1 and not is_late
+    over = "mean time over all steps" if len(runs) > 1 else "time in the only step"
+    if len(runs) > 1 and len({run.step for run in runs}) == 1:
+        over = "mean time over the replicas"
     texts = (
         f"{WORDS.get(part.name, part.name)} {percent(part.seconds / mean)}"
         for part in advice.parts
         if abs(part.seconds) > MIN_SHARE * mean
     )
     is_shorter = step > (1 + MIN_SAVING) * mean
-    why = f" (measured: {seconds(step)}, as means hide variation)" if is_shorter else ""
-    lead = f"with each op at its mean time over all steps, a step takes {seconds(mean)}{why}"
+    cause = "means hide variation" if has_means else "late starts are no part of it"
+    why = f" (measured: {seconds(step)}, as {cause})" if is_shorter else ""
+    lead = f"with each op at its {over}, a step takes {seconds(mean)}{why}"
     return plain(f"{lead}, of which {', '.join(texts)}")
 
 
@@ -265,9 +282,12 @@ def _replay_help(analysis: "pj.results.Analysis") -> Iterator[object]:
 
 
 def trace_details(
-    analysis: "pj.results.Analysis", result: Mapping[str, Any]
+    analysis: "pj.results.Analysis", result: Mapping[str, Any], step_commands: Mapping[str, str]
 ) -> dict[str, Iterable[object]]:
-    """Return costs of parts, stalls, the reading and replay of files, and the advice."""
+    """Return costs of parts, stalls, the reading and replay of files, and the advice.
+
+    `step_commands` find the late ops of odd steps, by step.
+    """
 
     def draw_maps() -> str:
         from pipejax.plots.heat_maps import heat_picture
@@ -287,6 +307,10 @@ def trace_details(
         "costs against the other run": [_shares(analysis.against)] if analysis.against else [],
         "files": [*reading, *_clocks(analysis)],
         "time of devices": _table([row._asdict() for row in pipelines.trace.budgets], BUDGETS),
+        "odd steps": [
+            plain(f"the op that was late in step {name}: {command}")
+            for name, command in step_commands.items()
+        ],
         "launch-starved ops": _table([stall._asdict() for stall in analysis.stalls], STALLS),
         "replay": [*_replay(analysis), *_forecast(analysis)],
         "times of ops and messages": _table(times, TIMES, len(times)),
@@ -499,15 +523,17 @@ def _median_ran(analysis: "pj.results.Analysis") -> MeasuredRun:
     return MeasuredRun(f"step {step}{replica}", run, pipelines.starts(slowest))
 
 
-def trace_page(analysis: "pj.results.Analysis", result: Mapping[str, Any]) -> str:
+def trace_page(
+    analysis: "pj.results.Analysis", result: Mapping[str, Any], step_commands: Mapping[str, str]
+) -> str:
     """Return the report of a trace as one page."""
     if analysis.advice is None:
         raise ValueError(f"--out: {analysis.no_advice}")
     return report_page(
         analysis.advice,
         f"{analysis.schedule or 'a schedule'}: a measured run",
-        trace_view(analysis, result),
-        trace_details(analysis, result),
+        trace_view(analysis, result, step_commands=step_commands),
+        trace_details(analysis, result, step_commands),
         name="mean pipeline",
         ran=_median_ran(analysis),
     )

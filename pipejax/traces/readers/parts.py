@@ -104,6 +104,7 @@ def join_traces(traces: Sequence[Trace], source: str) -> Trace:
         inferred=tuple(dict.fromkeys(text for trace in traces for text in trace.inferred)),
         has_step_clocks=any(trace.has_step_clocks for trace in traces),
         budgets=tuple(budget for trace in traces for budget in trace.budgets),
+        marks=tuple(mark for trace in traces for mark in trace.marks),
         ranks={place: rank for trace in traces for place, rank in trace.ranks.items()},
     )
 

@@ -295,9 +295,7 @@ def join_ranks(
         columns = _place_columns(parts, phases, places, workers, is_numbered=is_numbered)
         sized = request._replace(sizes=request.sizes._replace(workers=workers))
         trace = finish_trace(columns, phases, sized, (*inferred, *notes))
-        trace = dataclasses.replace(
-            trace, inferred=(*trace.inferred, *_rest_of_steps(trace, merged))
-        )
+        trace = trace.with_marks(_marks_and_spans(trace, merged))
         budgets = _budget_steps(trace, merged, places, origin)
         ranks = {place: rows.rank * stride for place, rows in zip(places, merged, strict=True)}
         return dataclasses.replace(trace, budgets=(*budgets,), ranks=ranks)
@@ -314,20 +312,15 @@ def join_ranks(
     return place_ranks([rows.rank for rows in merged], parts, world, request.sizes.replicas, build)
 
 
-def _rest_of_steps(trace: Trace, ranks: Sequence[Rows]) -> Iterator[str]:
-    """Yield the median length of marked steps, if the median span of their ops is shorter."""
+def _marks_and_spans(trace: Trace, ranks: Sequence[Rows]) -> Iterator[tuple[int, float, float]]:
+    """Yield the number, marked time and time of the ops of each marked step of each rank."""
     ops = trace.only(trace.has_phase(OPS))  # sorted by step
     steps, first = np.unique(ops.step, return_index=True)
     seconds = np.maximum.reduceat(ops.end, first) - np.minimum.reduceat(ops.start, first)
-    spans = dict(zip(steps.tolist(), seconds, strict=True))
-    marks = (mark for rows in ranks for mark in rows.marks if mark[0] in spans)
-    times = [((end - begin) * _MICROSECOND, spans[step]) for step, begin, end in marks]
-    marked, span = np.median(times, axis=0).tolist() if times else (0.0, 0.0)
-    if marked > 1.01 * span:
-        yield (
-            f"the median step takes {marked:.3g} s by its mark: ops take {span:.3g} s of it, and "
-            f"the other {marked - span:.3g} s, before and after its ops, are not in times per step"
-        )
+    spans = dict(zip(steps.tolist(), seconds.tolist(), strict=True))
+    for step, begin, end in (mark for rows in ranks for mark in rows.marks):
+        if step in spans:
+            yield step, (end - begin) * _MICROSECOND, spans[step]
 
 
 def _have_replicas(ranks: Mapping[int, Rows], cells: Cells) -> bool:
