@@ -30,7 +30,7 @@ else:
     else:
 
         class _Unchecked:
-            """Stand-in for types with axes: `Float[Array, "axes"]` means just `Array`."""
+            """Stand-in for types with axes: `Float[Array, "axes"]` is `Array`, without a check."""
 
             def __class_getitem__(cls, item: tuple[Any, str]) -> Any:
                 return item[0]

@@ -14,7 +14,7 @@ MAX_RESULTS = 8  # cached results per object and function: the latest ones
 def cached_method(
     function: Callable[Concatenate[Owner, Arguments], Result],
 ) -> Callable[Concatenate[Owner, Arguments], Result]:
-    """Cache a function's results, which are shared, on its first argument, a frozen object."""
+    """Cache results of a function on its first argument, a frozen object; do not copy them."""
 
     @functools.wraps(function)
     def cached(owner: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -22,7 +22,7 @@ def cached_method(
         key = (args, *kwargs.items())
         if key not in results:
             if len(results) == MAX_RESULTS:
-                del results[next(iter(results))]  # the oldest one
+                del results[next(iter(results))]  # the oldest result
             results[key] = function(owner, *args, **kwargs)
         result: Result = results[key]
         return result
@@ -31,6 +31,6 @@ def cached_method(
 
 
 def share_results(method: Callable[..., object], owner: object, other: object) -> None:
-    """Let another object share the cached results of an object's method, also future ones."""
+    """Let `other` share the cached results of a method of `owner`, also later results."""
     name = f"_{method.__qualname__}"
     vars(other)[name] = vars(owner).setdefault(name, {})

@@ -1,4 +1,4 @@
-"""Checks of single values, from Python, the command line or a file, and of memory."""
+"""Checks of values that come from Python, the command line or a file; memory of this process."""
 
 import contextlib
 import difflib
@@ -19,13 +19,13 @@ from pipejax.base.display import abbreviated
 CGROUPS = Path("/sys/fs/cgroup")
 ALWAYS_FREE = 1 << 18  # bytes that every process has, so no limit is read
 MAX_LISTED = 12  # legal values that an error lists
-MAX_COUNT = 10**9  # limit of all counts, so that products of two are exact
+MAX_COUNT = 10**9  # limit of all counts, so that products of two counts are exact
 
 
 class ArgumentError(ValueError):
     """An argument has an illegal value; the command line names its option in the error."""
 
-    # `value` distinguishes several arguments of one name
+    # `value` distinguishes arguments of the same name
 
     def __init__(self, argument: str, value: Any, text: str) -> None:
         self.argument, self.value, self.text = argument, value, text
@@ -35,23 +35,23 @@ class ArgumentError(ValueError):
 
 
 class UnknownNameError(ArgumentError):
-    """A name is unknown; `argument` is the kind of thing that it should name."""
+    """A name is unknown; `argument` says what kind of name is expected, such as "schedule"."""
 
 
 class MismatchError(ArgumentError):
-    """Two values, each valid alone, contradict each other, as at some points of a sweep."""
+    """Two values contradict each other, although each value alone is valid."""
 
     def __init__(self, text: str, argument: str = "") -> None:
         super().__init__(argument, None, text)
 
 
 def wrong(where: str, text: str, value: Any = None) -> ArgumentError:
-    """Build the error about an illegal argument; `where` begins with the argument's name."""
+    """Build the error about an illegal argument; the first word of `where` is its name."""
     return ArgumentError(re.split("[ :[]", where, maxsplit=1)[0], value, f"{where} {text}")
 
 
 def as_tuple(values: Any) -> tuple[Any, ...]:
-    """Return values as a tuple; a text or a number is the only one, not a row of letters."""
+    """Return values as a tuple; a text or a number becomes a tuple with one entry."""
     is_single = isinstance(values, str) or not isinstance(values, Iterable)
     return (values,) if is_single else tuple(values)
 
@@ -76,7 +76,7 @@ def divisors(total: int) -> list[int]:
 
 
 def legal_divisors(total: int, value: int) -> str:
-    """List divisors of `total` as text; of many divisors, only those nearest to `value`."""
+    """Write the divisors of `total`; if there are many, only those nearest to `value`."""
     legal = divisors(total)
     if len(legal) <= MAX_LISTED:
         return f"legal are {', '.join(map(str, legal))}"
@@ -86,13 +86,13 @@ def legal_divisors(total: int, value: int) -> str:
 
 
 def is_masked(values: Any) -> bool:
-    """Return whether values are a masked array, without an import of NumPy's masked arrays."""
-    masked = sys.modules.get("numpy.ma")
+    """Return whether values are a masked array of NumPy."""
+    masked = sys.modules.get("numpy.ma")  # no import: without it, no masked array exists
     return masked is not None and isinstance(values, masked.MaskedArray)
 
 
 def whole_numbers(values: Any, where: str) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Check that values are an array or lists of whole numbers; return them in 32 bits."""
+    """Check that values are whole numbers, in an array or in lists; return an int32 array."""
     if type(values) is np.ndarray and values.dtype == np.int32:
         return values
     try:
@@ -111,7 +111,7 @@ def whole_numbers(values: Any, where: str) -> np.ndarray[Any, np.dtype[np.int32]
 
 
 def are_positive(values: Any, count: int) -> bool:
-    """Return whether values are a sequence of `count` finite numbers above 0."""
+    """Return whether values are a sequence of `count` finite, positive numbers."""
     return (
         isinstance(values, Sequence | np.ndarray)
         and not (isinstance(values, str) or is_masked(values))
@@ -170,7 +170,7 @@ def positive(value: Any, where: str) -> float:
 
 
 def match_name(value: Any, valid_names: Collection[Any]) -> Any:
-    """Return the valid name that a value matches, in upper or lower case, or None."""
+    """Return the valid name that equals a value, ignoring case; None if there is none."""
     if isinstance(value, str):
         matches = [name for name in valid_names if str(name).casefold() == value.casefold()]
         if value not in matches:
@@ -181,25 +181,25 @@ def match_name(value: Any, valid_names: Collection[Any]) -> Any:
 def unknown(
     kind: str, value: Any, valid_names: Collection[Any], more: str = ""
 ) -> UnknownNameError:
-    """Build the error about an unknown name; it lists valid names, `more` and the nearest name."""
+    """Build the error about an unknown name, which lists the valid names and the nearest one."""
     listed = ", ".join(map(_quote_empty, valid_names)) or "none"
     text = f"unknown {kind} {value!r}: known are {listed}{more}{nearest(value, valid_names)}"
     return UnknownNameError(kind.partition(" ")[0], value, text)
 
 
 def _quote_empty(name: Any) -> str:
-    """Return a name for lists of names: an empty name becomes a pair of quotes."""
+    """Return a name, or a pair of quotes if the name is empty."""
     return str(name) or repr(name)
 
 
-NEAR = 0.9  # ratio of equal letters from which two names are both suggested
+NEAR = 0.9  # an error suggests two names if both have at least this share of equal letters
 
 
 SYNONYMS = {"gpus": "accelerators", "devices": "accelerators", "ranks": "accelerators"}
 
 
 def nearest(value: Any, valid_names: Collection[Any]) -> str:
-    """Return the end of an error, "; did you mean x?", or "" if no name is similar."""
+    """Return the text "; did you mean x?" for an error, or "" if no name is similar."""
     lower_names = {str(name).casefold(): name for name in valid_names}
     word = str(value).casefold()
     if SYNONYMS.get(word) in lower_names:
@@ -214,7 +214,7 @@ def nearest(value: Any, valid_names: Collection[Any]) -> str:
 
 
 def resolve_name(value: Any, valid_names: Collection[Any], kind: str, more: str = "") -> Any:
-    """Return the valid name that a value matches; raise an UnknownNameError if none matches."""
+    """Return the valid name that equals a value, ignoring case, or raise an UnknownNameError."""
     name = match_name(value, valid_names)
     if name is None:
         raise unknown(kind, value, valid_names, more)
@@ -222,7 +222,7 @@ def resolve_name(value: Any, valid_names: Collection[Any], kind: str, more: str 
 
 
 def resolve_choice(value: Any, valid_values: Collection[Any], where: str) -> Any:
-    """Return the valid value that an argument matches; raise an error if none matches."""
+    """Return the valid value that an argument equals, ignoring case, or raise an error."""
     match = match_name(value, valid_values)
     if match is None:
         listed = ", ".join(map(_quote_empty, valid_values))
@@ -233,7 +233,7 @@ def resolve_choice(value: Any, valid_values: Collection[Any], where: str) -> Any
 
 
 def check_types(**arguments: tuple[Any, *tuple[type, ...]]) -> None:
-    """Check the types of arguments, each a tuple of the value and its legal types."""
+    """Check types: each keyword names an argument and has the tuple (value, type, type, ..)."""
     # Traced arguments pass: JAX traces the leaves of a record, not the record.
     for name, (value, *kinds) in arguments.items():
         if not isinstance(value, tuple(kinds)):
@@ -254,9 +254,9 @@ def check_local_search(iterations: Any, seed: Any, time_limit: Any) -> tuple[int
 
 
 def memory(cgroups: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
-    """Return the bytes this process can use: the least of machine, container, process limits."""
+    """Return how many bytes of memory the machine, the container and the process limits allow."""
     limits = [sys.maxsize]
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # not everywhere
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # sysconf may be missing
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     with contextlib.suppress(ImportError, OSError):
         import resource
@@ -281,7 +281,7 @@ def _container_limits(cgroups: Path, membership: Path) -> list[int]:
             folder = cgroups / controllers / name.lstrip("/")
             for group in (folder, *folder.parents):
                 for file in ("memory.max", "memory.limit_in_bytes"):
-                    with contextlib.suppress(OSError, ValueError):  # "max": there is none
+                    with contextlib.suppress(OSError, ValueError):  # "max" means no limit
                         limits.append(int((group / file).read_text()))
                 if group == cgroups:
                     break

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Options = dict[str, int | bool]  # of XLA, by name
 MAX_MAPS = 4000  # memory maps of this process, beyond which programs are dropped
 CHECK_INTERVAL = 16  # compilations from one count of the maps to the next
-MAX_COMPILATIONS = 256  # without a count of maps, programs are dropped after so many
+MAX_COMPILATIONS = 256  # if maps cannot be counted, programs are dropped after so many
 _COMPILE = "/jax/core/compile/"  # events of tracing, lowering and the backend
 _COMPILED = f"{_COMPILE}backend_compile_duration"
 
@@ -31,14 +31,14 @@ class _Compilations:
     def __init__(self) -> None:
         self.functions: list[Any] = []  # results of jax.jit, each with a cache
         self.count = self.last_check = 0  # compilations: now, and when the maps were last counted
-        # begin and duration of each compilation step [s]; no step lies in another
+        # begin and duration of each compilation step [s]; steps do not overlap
         self.steps: list[tuple[float, float]] = []
 
     def listen(self, event: str, duration_secs: float, **_: Any) -> None:
         """Record a compilation step that ended now; drop programs if there are too many."""
         if event.startswith(_COMPILE):
             begin = time.perf_counter() - duration_secs
-            # a trace contains steps that ended before it: count only the trace
+            # an outer step ends after the steps inside it: drop the inner steps
             while self.steps and self.steps[-1][0] >= begin:
                 self.steps.pop()
             self.steps.append((begin, duration_secs))
@@ -61,13 +61,13 @@ jax_on_demand.with_jax(
 
 
 def seconds_compiling(since: float) -> float:
-    """Return how long JAX has compiled [s] since a moment of `time.perf_counter`."""
+    """Return the time that JAX has spent compiling [s] since a time of `time.perf_counter`."""
     return sum(duration for begin, duration in _compilations.steps if begin >= since)
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> "Wrapped":
-    """Compile as `jax.jit` does, for the life of the process; programs may be dropped."""
-    # Functions that live with one object use jax.jit: their programs go with the object.
+    """Return the `jax.jit` of a function; if many programs exist, its programs are dropped."""
+    # Functions of a single object use jax.jit instead, and their programs end with the object.
     jitted = jax.jit(function, **options)
     _compilations.functions.append(jitted)
     return jitted
@@ -82,7 +82,7 @@ def _count_maps(maps_file: Path = Path("/proc/self/maps")) -> int | None:
 
 
 def cpu_options(**options: int | bool) -> Options:
-    """Return the options that XLA knows and XLA_FLAGS does not set; none except on a CPU."""
+    """Return the options that XLA knows and XLA_FLAGS does not set; none on accelerators."""
     if jax.default_backend() != "cpu":
         return {}
     flags = os.environ.get("XLA_FLAGS", "")
@@ -93,7 +93,7 @@ def cpu_options(**options: int | bool) -> Options:
 
 @functools.cache
 def _knows(name: str, value: int | bool) -> bool:
-    """Return whether this version of XLA has an option."""
+    """Return whether this version of XLA accepts a value of an option."""
     try:
         jax.jit(lambda x: x, compiler_options={name: value}).lower(0.0).compile()
     except jax.errors.JaxRuntimeError:

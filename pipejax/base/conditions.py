@@ -1,4 +1,4 @@
-"""Conditions in text: a name, a sign and a value, as step_time<0.75s."""
+"""Conditions as texts of a name, a sign and a value, such as step_time<0.75s."""
 
 import operator
 import re
@@ -10,7 +10,7 @@ import numpy as np
 from pipejax.base.data_files import UNITS_BY_DIMENSION, parse_ratio, read_quantity
 
 _CONDITION = re.compile(r"\s*([^\s=<>!][^=<>!]*?)\s*(!=|<=|>=|==|=|<|>)\s*(.*\S)\s*")
-EQUAL = 1e-9  # relative difference of equal numbers: a unit is a factor that rounds
+EQUAL = 1e-9  # relative difference of equal numbers, because conversion of units rounds
 _ORDERS: Mapping[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -20,7 +20,7 @@ _ORDERS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def split_condition(text: str) -> tuple[str, str, str] | None:
-    """Split a condition into name, comparison sign and value; None if it is not a condition."""
+    """Split a condition into (name, comparison sign, value); None for any other text."""
     match = _CONDITION.fullmatch(text)
     if match is None:
         return None
@@ -29,7 +29,7 @@ def split_condition(text: str) -> tuple[str, str, str] | None:
 
 
 def si_number(value: str, unit: str, where: str) -> float | None:
-    """Convert text such as "40us" to a number in an SI unit; None for numbers without a unit."""
+    """Convert a text such as "40us" to the SI unit `unit`; None if the text has no unit."""
     return read_quantity(value, unit, where) if unit in UNITS_BY_DIMENSION else None
 
 
@@ -45,7 +45,7 @@ def share_number(value: str, where: str) -> float:
 def compare(values: Any, sign: str, number: float, equal: Any = None) -> Any:
     """Return whether values, a number or an array, meet a condition such as ("<=", 0.75).
 
-    Values within rounding of the number are equal to it; `equal` overrides where they are.
+    `equal` tells which values equal the number; default: those that differ only by rounding.
     """
     if equal is None:
         equal = np.isclose(values, number, rtol=EQUAL, atol=0.0)

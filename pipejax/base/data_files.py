@@ -1,4 +1,4 @@
-"""Readers of JSON and CSV files, and conversion of units; only this module knows prefixes."""
+"""Readers of JSON and CSV files, and conversion of units; only this module has SI prefixes."""
 
 import csv
 import functools
@@ -38,7 +38,7 @@ _BYTES: Mapping[str, float] = {
     **{f"{prefix}B": 1e3**k for k, prefix in enumerate("kMGT", 1)},
     **{f"{prefix}iB": 1024.0**k for k, prefix in enumerate("KMGT", 1)},
 }
-# units that may follow a number in text, by dimension: factors of the SI unit
+# for each dimension, the units that may follow a number in text, with their SI factors
 UNITS_BY_DIMENSION: Mapping[str, Mapping[str, float]] = {
     "s": {
         "ns": 1e-9,
@@ -77,7 +77,7 @@ def parse_json(text: str) -> Any:
 
 
 def _is_finite(value: Any) -> bool:
-    """Return whether a JSON value, or every value of a list, is neither NaN nor infinite."""
+    """Return whether a JSON value, or every number in a nested list, is finite."""
     if isinstance(value, list):
         return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
@@ -110,12 +110,12 @@ def _load(path: str | Path, parse: Callable[[str], Any], language: str) -> Any:
 
 
 def to_si(value: float, factor: float) -> float:
-    """Convert a number to SI units, correctly rounded."""
+    """Multiply a number by the factor of its unit, with one rounding only."""
     return value / round(1 / factor) if factor < 1 else value * factor
 
 
 def exact_float(text: str) -> float:
-    """Read a number; refuse one that is too small for a float, such as 1e-400."""
+    """Read a number; refuse a number that a float rounds to 0, such as 1e-400."""
     value = float(text)
     if not value and not {*text.lower().partition("e")[0]}.isdisjoint("123456789"):
         raise ValueError(f"{text} is too small for a float: the least above 0 is 5e-324")
@@ -123,8 +123,8 @@ def exact_float(text: str) -> float:
 
 
 def read_quantity(text: str, dimension: str, where: str) -> float | None:
-    """Read a number with a unit, as "40us", in the SI unit of `dimension`; None without a unit."""
-    value, unit = _split(text.replace("\u03bc", "\u00b5"))  # a Greek letter, the sign of micro
+    """Read a text such as "40us" in the SI unit `dimension`; None if it has no unit."""
+    value, unit = _split(text.replace("\u03bc", "\u00b5"))  # Greek mu to the micro sign
     if not unit:
         return None
     units = UNITS_BY_DIMENSION[dimension]
@@ -143,13 +143,13 @@ def read_quantity(text: str, dimension: str, where: str) -> float | None:
 
 
 def parse_ratio(text: str) -> float:
-    """Read a number, or a percentage; NaN for any other text."""
+    """Read a number or a percentage such as "20 %"; return NaN for any other text."""
     bare = text.strip().removesuffix("%")
     return parse_float(bare.strip()) / (100 if "%" in text else 1)
 
 
 def parse_float(text: str) -> float:
-    """Read a number; NaN, which fails every check of a range, for any other text."""
+    """Read a number; return NaN, which fails every range check, for any other text."""
     try:
         float(text)
     except ValueError:
@@ -158,20 +158,20 @@ def parse_float(text: str) -> float:
 
 
 def is_plain(text: str) -> bool:
-    """Return whether all digits are 0 to 9: Python also reads 1_0 and Arabic digits."""
+    """Return whether a number has only ASCII digits; Python also reads 1_0 and Arabic digits."""
     return text.isascii() and "_" not in text
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Split a text such as "40us" into number and unit; the unit is empty if there is no digit."""
+    """Split a text such as "40us" into (number, unit); without a digit, the unit is empty."""
     unit = _UNIT.search(text)
     if unit is None or not any(letter.isdigit() for letter in text):
-        return text, ""  # so "nan" and "inf" are no units
+        return text, ""  # "nan" and "inf" are not units
     return text[: unit.start()].strip(), unit[0]
 
 
 def time_unit(longest: float) -> tuple[float, str]:
-    """Return seconds and name of the largest time unit that is at most the longest time."""
+    """Return (seconds, name) of the largest time unit that is not above the longest time."""
     for name in ("s", "ms", "us", "ns"):
         if abs(longest) >= UNITS[name][1]:
             return UNITS[name][1], name
@@ -180,10 +180,10 @@ def time_unit(longest: float) -> tuple[float, str]:
 
 
 def read_lines(path: Path) -> list[list[str]]:
-    """Read the cells of a CSV file, line by line, its header first; skip lines of empty cells."""
+    """Read a CSV file as a list of lines of cells, the header first; skip empty lines."""
     try:
         text = read_file(path).decode("utf-8-sig")
-        header = text.partition("\n")[0]  # spreadsheets also write ; or tabs between cells
+        header = text.partition("\n")[0]  # spreadsheets also separate cells by ; or tabs
         delimiter = next((mark for mark in ",;\t" if mark in header), ",")
         lines = list(csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter))
     except (UnicodeDecodeError, csv.Error) as error:

@@ -1,8 +1,8 @@
 """Display of results: a short `repr`, and HTML tables and pictures in notebooks.
 
-A record lists its facts, the most important ones first; else they are the first field and all that
-differ from their defaults. `repr` shows as many as fit. Tables take their colours from the page,
-fetch nothing and run no script; every text is escaped, and the markup is XML as well.
+The facts of a record are the fields that its class names. If the class names none, they are the
+first field and all fields that differ from their defaults. `repr` shows as many facts as fit. HTML
+tables use the colours of the page, escape all texts, are valid XML and need no script.
 """
 
 import html
@@ -18,7 +18,7 @@ MAX_REPR = 400  # characters of a `repr`
 MAX_ENTRIES = 12  # entries of a collection
 MAX_NUMBERS = 16  # numbers of an array
 MAX_TEXT = 500  # characters of a text in HTML
-MAX_CELLS = 20_000  # cells of a table that a notebook draws by itself: it takes a second
+MAX_CELLS = 20_000  # cells of a table that a notebook draws unasked, which takes a second
 _CONTROLS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # not in XML
 _TABLE = "border-collapse:collapse;text-align:left;margin:0"
 _CELL = "text-align:left;vertical-align:top;padding:0.1em 1em 0.1em 0"
@@ -34,7 +34,7 @@ def short_repr(record: type[Record]) -> type[Record]:
 
 
 def with_short_repr(names: str) -> Callable[[type[Record]], type[Record]]:
-    """Decorate a class with a `repr` of the named fields and properties, separated by spaces."""
+    """Decorate a class with a `repr` of fields and properties; spaces separate their names."""
 
     def decorate(record: type[Record]) -> type[Record]:
         attributes = {"_facts": names.split(), "__repr__": _show, "_repr_html_": _as_html}
@@ -46,7 +46,7 @@ def with_short_repr(names: str) -> Callable[[type[Record]], type[Record]]:
 
 
 class ResultList(list[Item]):
-    """A list of results, whose `repr` shows as many as fit."""
+    """A list of results, whose `repr` shows as many results as fit."""
 
     def __repr__(self) -> str:
         return _join_fitting("[", map(repr, self), f"... {len(self)} in all]", "]")
@@ -56,7 +56,7 @@ class ResultList(list[Item]):
 
 
 class ResultDict(dict[str, Any]):
-    """A dictionary for JSON, whose `repr` shows as much as fits."""
+    """A dictionary for JSON, whose `repr` shows as many entries as fit."""
 
     def __repr__(self) -> str:
         texts = (f"{key!r}: {abbreviated(value)}" for key, value in self.items())
@@ -67,7 +67,8 @@ class ResultDict(dict[str, Any]):
 
 
 def facts(record: Any) -> Iterator[tuple[str, Any]]:
-    """Yield names and values: those in `_facts`, else the first, if not None, and non-defaults."""
+    """Yield (name, value) of each fact of a record."""
+    # without `_facts`: the first field, unless it is None, and fields that are not the default
     if record._facts:
         yield from ((name, getattr(record, name)) for name in record._facts)
         return
@@ -90,7 +91,7 @@ def _show(record: Any) -> str:
 
 
 def _as_html(record: Any) -> str:
-    """Render a record as a table: its facts, and the names of its other attributes."""
+    """Render a record as HTML: a table of its facts, and the names of all other attributes."""
     values = dict(facts(record))
     meanings = attribute_meanings(type(record))
     other_names = ", ".join(name for name in meanings if name not in values)
@@ -99,7 +100,7 @@ def _as_html(record: Any) -> str:
 
 
 def _join_fitting(start: str, texts: Iterator[str], cut: str, end: str) -> str:
-    """Join texts by commas between `start` and `end`; if too long, end with `cut` instead."""
+    """Join texts by commas between `start` and `end`; if they do not fit, end with `cut`."""
     joined, max_length = "", MAX_REPR - len(start) - len(cut)
     for text in texts:
         if len(joined) + len(text) + 2 > max_length:
@@ -109,17 +110,17 @@ def _join_fitting(start: str, texts: Iterator[str], cut: str, end: str) -> str:
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """Return whether a field has its default; simple values compare by value, others by id."""
+    """Return whether a field has its default: an equal simple value, or the same object."""
     is_plain = isinstance(default, float | int | str) or hasattr(default, "_facts")
     return value is default or (is_plain and repr(value) == repr(default))
 
 
 def abbreviated(value: Any) -> str:
-    """Describe an array by type and shape, a large collection by size, others by a short repr."""
+    """Describe an array by type and shape, a large collection by size, other values by `repr`."""
     if hasattr(value, "dtype") and hasattr(value, "shape") and value.shape:
         return f"{value.dtype}{[*value.shape]}"
     if isinstance(value, float):
-        return f"{value + 0.0:g}"  # 0 has no sign
+        return f"{value + 0.0:g}"  # -0.0 becomes 0
     text = repr(value)
     if len(text) <= MAX_FIELD:
         return text
@@ -135,7 +136,7 @@ def facts_html(
     meanings: Mapping[str, str] = {},
     other_names: str = "",
 ) -> str:
-    """Render names and values as a table; a name shows its meaning under the mouse."""
+    """Render names and values as an HTML table; the tooltip of a name is its meaning."""
     rows = [
         f'<tr><th style="{_CELL}" title="{_escape(meanings.get(name, ""))}">{_escape(name)}</th>'
         f'<td style="{_CELL}">{_value(value)}</td></tr>'
@@ -150,7 +151,7 @@ def facts_html(
 
 
 def list_html(records: Collection[Any]) -> str:
-    """Render a list of records as a table with a row per record; other lists as one cell."""
+    """Render records as an HTML table with a row for each; render any other list as one cell."""
     if not all(hasattr(record, "_facts") or isinstance(record, Mapping) for record in records):
         return _table("", [_row("td", [_value([*records])])])
     if not records:
@@ -168,7 +169,7 @@ def list_html(records: Collection[Any]) -> str:
 
 
 def grid_html(title: str, names: Iterable[str], texts: Iterable[Iterable[str]]) -> str:
-    """Render rows of short texts as a grid in HTML; each row begins with its name."""
+    """Render rows of short texts as an HTML grid; each row begins with a name."""
     cell = "padding:0 0.35em;text-align:center;white-space:nowrap"
     rows = [
         f'<tr><th style="{_CELL};white-space:nowrap">{_escape(name)}</th>'
@@ -189,7 +190,7 @@ def _row(kind: str, cells: Iterable[str]) -> str:
 
 
 def _value(value: Any) -> str:
-    """Render a value as HTML; of a list or a mapping, at most `MAX_ENTRIES` entries."""
+    """Render a value as HTML; show at most `MAX_ENTRIES` entries of a list or a mapping."""
     if hasattr(value, "_facts") or isinstance(value, str):
         return _escape(str(value) if isinstance(value, str) else repr(value))
     if hasattr(value, "dtype") and hasattr(value, "shape") and value.shape:
@@ -204,7 +205,7 @@ def _value(value: Any) -> str:
 
 
 def _mapping(value: Mapping[Any, Any]) -> str:
-    """Render a mapping's entries; if there are too many numbers, those of largest magnitude."""
+    """Render the entries of a mapping; if too many, show the numbers of largest magnitude."""
     names = [*value]
     is_numeric = all(isinstance(number, float | int) for number in value.values())
     if len(names) > MAX_ENTRIES and is_numeric:
@@ -225,7 +226,7 @@ def _lines(texts: Iterable[str], count: int, between: str = "<br/>") -> str:
 
 
 def _array(value: Any) -> str:
-    """Describe a short array by its numbers, and a long array by type, shape and range."""
+    """Write the numbers of a short array, or type, shape and range of a long array."""
     numbers = np.asarray(value)
     if numbers.ndim == 1 and numbers.size <= MAX_NUMBERS:
         return ", ".join(abbreviated(number) for number in numbers.tolist())
@@ -235,7 +236,7 @@ def _array(value: Any) -> str:
 
 
 def attribute_meanings(record: type[Any]) -> dict[str, str]:
-    """Read the meanings of fields and properties from the docstrings of a class."""
+    """Return {name: meaning} of fields and properties, read from the docstrings of a class."""
     _, _, attributes = (inspect.getdoc(record) or "").partition("Attributes:\n")
     attributes = attributes.partition("\n\n")[0]
     # a field is a line "  name: text", continued by lines with a deeper indent
@@ -277,6 +278,6 @@ class Drawn:
         return text
 
     def above_picture(self, text: str) -> str:
-        """Append the timeline to HTML, because notebooks show HTML instead of SVG."""
+        """Return HTML with the timeline below it; a notebook ignores `_repr_svg_` beside HTML."""
         picture = self._repr_svg_()
         return text if picture is None else f"<div>{text}{picture}</div>"

@@ -1,7 +1,7 @@
-"""Descriptions of fields of input files: kind of values, unit and default.
+"""Descriptions of the fields of input files: kind of values, unit and default.
 
-Readers of JSON, TOML and CSV and the JSON Schema of a file come from the same records. A key of a
-quantity is its name and a unit, as in "bandwidth_GB_per_s"; `UNITS` lists the units.
+The same records give the readers of JSON, TOML and CSV, and the JSON Schema of a file. The key of
+a quantity is a name and a unit, as in "bandwidth_GB_per_s"; `UNITS` lists the units.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -29,20 +29,20 @@ Record = TypeVar("Record")
 class FieldKind(NamedTuple):
     """Kind of values that a field of a file may have: a reader and a JSON schema."""
 
-    # checks a value and returns it; the second argument is its place, for errors
+    # checks a value and returns it; the second argument names the value in errors
     read: Callable[[Any, str], Any]
-    schema: Mapping[str, Any] = {}  # the same as JSON Schema
-    fields: "Mapping[str, FileField] | None" = None  # of an object, if it is one
-    entry: "FieldKind | None" = None  # of an object with free names, the kind of each entry
+    schema: Mapping[str, Any] = {}  # JSON Schema of the values
+    fields: "Mapping[str, FileField] | None" = None  # if the value is an object: its fields
+    entry: "FieldKind | None" = None  # if it is an object with free names: kind of its entries
 
 
 class FileField(NamedTuple):
     """Description of a field in a section of a file: kind of values, default and unit."""
 
-    kind: FieldKind  # its values, in the unit of its key
-    default: Any = NEEDED  # what stands for a missing field; `NEEDED` if the file must give it
+    kind: FieldKind  # of the value in the file, in the unit of the key
+    default: Any = NEEDED  # value if the field is missing; `NEEDED` if the file must have it
     dimension: str = ""  # SI unit of a quantity; empty for keys without a unit
-    target: str = ""  # name or path of the number in the record that the section makes
+    target: str = ""  # name or path of the value in the record of the section, if another
 
 
 Fields = Mapping[str, FileField]
@@ -100,13 +100,13 @@ def choice(names: Collection[str]) -> FieldKind:
 
 
 def section(fields: Fields, make: Callable[..., Any] | None = None) -> FieldKind:
-    """Return the kind of objects with given fields, read as a record or as a mapping."""
+    """Return the kind of objects with these fields; `make` builds a record, default: a dict."""
     read = partial(read_fields, fields) if make is None else partial(read_record, make, fields)
     return FieldKind(read, fields=fields)
 
 
 def sections(entry: FieldKind) -> FieldKind:
-    """Return the kind of objects whose keys are free names and whose values have one kind."""
+    """Return the kind of objects with any names as keys, whose values all have kind `entry`."""
 
     def read_sections(value: Any, where: str) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -117,13 +117,13 @@ def sections(entry: FieldKind) -> FieldKind:
 
 
 def several(kind: FieldKind) -> FieldKind:
-    """Return the kind of fields that hold a value or a list of values of another kind."""
+    """Return the kind of fields that have a value of `kind` or a list of such values."""
     entries = {"type": "array", "items": kind.schema}
     return FieldKind(kind.read, {"anyOf": [kind.schema, entries]})
 
 
 def unit_factors(name: str, dimension: str) -> dict[str, float]:
-    """Return the keys by which files may name a field, each with its unit's factor."""
+    """Return {key: SI factor of its unit} for all keys by which a file may name a field."""
     if not dimension:
         return {name: 1.0}
     units = ((unit, factor) for unit, (kind, factor) in UNITS.items() if kind == dimension)
@@ -131,7 +131,7 @@ def unit_factors(name: str, dimension: str) -> dict[str, float]:
 
 
 def check_keys(data: Any, fields: Fields, where: str, what: str = "key") -> None:
-    """Refuse a value that is not an object, or that has other keys than its fields."""
+    """Check that data is an object, and that every key is the key of a field."""
     keys = [key for name in fields for key in unit_factors(name, fields[name].dimension)]
     if not isinstance(data, Mapping):
         raise ValueError(f"{where} must be an object with the keys {', '.join(keys)}")
@@ -151,13 +151,13 @@ def check_keys(data: Any, fields: Fields, where: str, what: str = "key") -> None
 
 
 def read_fields(fields: Fields, data: Any, where: str, what: str = "key") -> dict[str, Any]:
-    """Read a section of a file; return values by field, with quantities in SI units."""
+    """Read a section of a file; return {field: value}, with quantities in SI units."""
     check_keys(data, fields, where, what)
     return {name: read_field(name, field, data, where) for name, field in fields.items()}
 
 
 def read_field(name: str, field: FileField, data: Mapping[str, Any], where: str = "") -> Any:
-    """Read one field of a section whose keys are checked."""
+    """Read one field of a section; `check_keys` has checked the keys of the section."""
     prefix = f"{where}: " if where else ""
     factors = unit_factors(name, field.dimension)
     keys = [key for key in factors if key in data]
@@ -175,13 +175,13 @@ def read_field(name: str, field: FileField, data: Mapping[str, Any], where: str 
 
 
 def read_record(make: Callable[..., Record], fields: Fields, data: Any, where: str) -> Record:
-    """Read a section of a file as a record of a type."""
+    """Read a section of a file; return the record that `make` builds from its values."""
     values = read_fields(fields, data, where)
     return make(**{field.target or name: values[name] for name, field in fields.items()})
 
 
 def read_cell(kind: FieldKind, text: str, where: str) -> Any:
-    """Read the text of a cell of CSV as a value of a kind."""
+    """Read the text of a CSV cell as a value of the given kind."""
     if kind.schema.get("type") not in ("number", "integer"):
         return kind.read(text, where)
     if text.isascii() and text.isdigit():
@@ -195,9 +195,9 @@ def read_cell(kind: FieldKind, text: str, where: str) -> Any:
 def read_cells(
     path: Path, fields: Fields, read: Callable[[int, dict[str, Any]], Record]
 ) -> list[Record]:
-    """Read the rows of a CSV file with a header; return the results of `read`, one for each row."""
-    # `read` gets the number of the row, from 1, and the values of its non-empty cells by field, in
-    # SI units. An error of a row names file and row.
+    """Read a CSV file with a header; call `read` for each row, and list the results."""
+    # Arguments of `read`: number of the row, from 1, and {field: value in SI units} of its cells,
+    # without empty cells. An error in a row names file and row.
     header, *rows = read_lines(path)
     columns = check_header(path, header, fields)
     if not rows:
@@ -222,7 +222,7 @@ def read_cells(
 def check_header(
     path: Path, header: Collection[str], fields: Fields
 ) -> dict[str, tuple[str, float]]:
-    """Check a CSV file's columns; return each column's field and the factor of its unit."""
+    """Check the columns of a CSV file; return {column: (field, SI factor of its unit)}."""
     # columns stage and F_ms -> {"stage": ("stage", 1.0), "F_ms": ("F", 0.001)}
     check_keys(dict.fromkeys(header), fields, str(path), "column")
     columns: dict[str, tuple[str, float]] = {}
@@ -237,7 +237,7 @@ def check_header(
 
 
 def with_defaults(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row's values, with defaults for missing fields."""
+    """Return {field: value} of a row, with defaults for missing fields."""
     for name, field in fields.items():
         if field.default is NEEDED and name not in values:
             raise ValueError(f"{name} is missing")
@@ -245,7 +245,7 @@ def with_defaults(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_schema(fields: Fields, meanings: Mapping[str, str] = {}) -> dict[str, Any]:
-    """Return the JSON Schema of an object with given fields; `meanings` describe the fields."""
+    """Return the JSON Schema of an object with these fields; `meanings` maps a field to a text."""
     properties: dict[str, Any] = {}
     required: list[str] = []
     choices: list[Any] = []  # for each required quantity: exactly one of its keys with a unit

@@ -1,4 +1,4 @@
-"""Atomic files and folders, moved to their final path when complete; locks; origin of results."""
+"""Atomic writing of files and folders, locks of folders, and the origin of results."""
 
 import contextlib
 import errno
@@ -18,16 +18,16 @@ from typing import Any, NoReturn
 from pipejax.base.checks import memory
 from pipejax.base.progress import if_interrupted
 
-# Origin of a result: version, commit and code, for the attributes of datasets
+# the origin of a result, version, commit and code hash, is in the attributes of its dataset
 
-ATTRIBUTES = ".zattrs"  # file of a Zarr store that holds them
+ATTRIBUTES = ".zattrs"  # file in a Zarr store that has its attributes
 ORIGIN = ("pipejax", "jax", "numpy", "code")  # facts that all results of a store share
 PACKAGE = Path(__file__).parents[1]
-VIEWS = ("cli", "plots")  # rooms that only show numbers
+VIEWS = ("cli", "plots")  # subpackages that only show numbers
 
 
 def own_version() -> str:
-    """Return the version of pipejax, "unknown" where its sources are not installed."""
+    """Return the version of pipejax, or "unknown" if the package is not installed."""
     from importlib import metadata  # only results need it
 
     try:
@@ -37,7 +37,7 @@ def own_version() -> str:
 
 
 def provenance() -> dict[str, str]:
-    """Return versions, commit and code hash, which are stored with a result as its origin."""
+    """Return the origin that is stored with a result: versions, commit and code hash."""
     from importlib.metadata import version
 
     return {
@@ -50,7 +50,7 @@ def provenance() -> dict[str, str]:
 
 
 def check_origin(path: Path, attributes: Mapping[str, Any]) -> None:
-    """Refuse to add results to a store that another version of the code began."""
+    """Raise an error if another version of the code began the store at `path`."""
     for key, value in provenance().items():
         if key in ORIGIN and attributes.get(key) != value:
             raise ValueError(
@@ -60,13 +60,13 @@ def check_origin(path: Path, attributes: Mapping[str, Any]) -> None:
 
 
 def refuse_existing(path: Path) -> NoReturn:
-    """Raise the error for an existing output that may be neither continued nor replaced."""
+    """Raise the error for an output that exists, without --resume and --force."""
     how = "it exists: go on with it by --resume, begin anew by --force, or give another --out"
     raise FileExistsError(errno.EEXIST, how, str(path))
 
 
 def is_dataset(path: Path) -> bool:
-    """Return whether a folder is a Zarr store that pipejax wrote, to judge by its attributes."""
+    """Return whether the attributes of a folder show a Zarr store that pipejax wrote."""
     try:
         attributes = json.loads((path / ATTRIBUTES).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -95,7 +95,7 @@ def _git(*arguments: str) -> str | None:
 
 @functools.cache
 def code_hash(folder: Path = PACKAGE) -> str:
-    """Hash all modules in a folder that affect results: equal hashes give equal numbers."""
+    """Hash all modules in a folder that affect results; equal hashes mean equal results."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder)
@@ -105,9 +105,9 @@ def code_hash(folder: Path = PACKAGE) -> str:
 
 
 DRAFT = ".draft-"
-MAX_PREFIX = 200  # bytes of the final name in a draft's name, whose length is limited
-BYTES_PER_CHARACTER = 300  # memory of a table per character of its file, in its shortest form
-PROBE_BYTES = 4096  # written to test whether there is room
+MAX_PREFIX = 200  # bytes of the final name in a draft's name, because systems limit names
+BYTES_PER_CHARACTER = 300  # memory of a table for each character of its most compact file
+PROBE_BYTES = 4096  # written to test whether the disk has space
 LOCK = ".lock"
 CACHE = "PIPEJAX_CACHE"  # environment variable: the cache folder
 
@@ -118,13 +118,13 @@ def atomic_write(
 ) -> Iterator[Path]:
     """Yield a path to write a draft to; at the end of the block the draft moves to `path`.
 
-    If the block raises, `path` stays as it was. The draft has the same name, for writers
-    that look at the suffix. Without `replace`, an existing `path` is an error. With `is_locked` the
-    caller holds the folder's lock; so other drafts of this name are from killed processes, and are
-    removed. Errors of the system name `path`, not its draft.
+    If the block raises, `path` stays as it was. The draft has the name of `path`, because some
+    writers look at the suffix. Without `replace`, an existing `path` is an error. `is_locked` says
+    that the caller holds the lock of the folder. Other drafts of this name are then from killed
+    processes, and are removed. Errors of the system name `path`, not the draft.
     """
     path, to_stream = Path(path), is_stream(path)
-    # a link stays a link: replace its target; a pipe or a terminal cannot be replaced
+    # replace the target of a link, not the link; write into a pipe or a terminal
     target = Path(tempfile.gettempdir(), path.name) if to_stream else Path(os.path.realpath(path))
     with name_in_errors(path), draft_folder(target, is_locked=is_locked) as folder:
         draft = folder / path.name
@@ -138,7 +138,7 @@ def atomic_write(
 
 
 def _move(draft: Path, path: Path, folder: Path) -> None:
-    """Move a draft to its path; an old folder there moves into `folder` first."""
+    """Move a draft to `path`; if `path` is a folder, it first moves into `folder`."""
     if draft.is_file():
         with draft.open("rb") as file:
             os.fsync(file.fileno())
@@ -147,7 +147,7 @@ def _move(draft: Path, path: Path, folder: Path) -> None:
     if draft.is_file() or not path.is_dir():
         os.replace(draft, path)
         return
-    old = folder / "replaced"  # only an empty folder can be replaced in one step
+    old = folder / "replaced"  # `os.replace` replaces only empty folders
 
     def put_back() -> None:  # `folder` is about to be removed
         if not path.exists():
@@ -164,7 +164,7 @@ def _move(draft: Path, path: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def name_in_errors(path: Path) -> Iterator[None]:
-    """Make each OSError of the block name `path`, if it names no file or a draft."""
+    """Make an OSError of the block name `path` if it names a draft or no file."""
     try:
         yield
     except OSError as error:
@@ -185,11 +185,11 @@ def is_stream(path: str | Path) -> bool:
 def check_writable(path: str | Path) -> None:
     """Check that `atomic_write` can write a file or folder, by a trial draft beside it.
 
-    Permissions do not tell: a superuser may write without them, and a full disk refuses everyone.
-    The draft is removed; an existing file is not touched.
+    Permissions do not suffice: a superuser needs none, and nobody can write to a full disk. The
+    draft is removed; an existing file is not touched.
 
     Raises:
-      OSError: if it cannot; the error names `path`.
+      OSError: if the path cannot be written; the error names `path`.
     """
     path = Path(path)
     if is_stream(path):
@@ -209,7 +209,7 @@ def check_writable(path: str | Path) -> None:
 @contextlib.contextmanager
 def draft_folder(path: Path, *, is_locked: bool = False) -> Iterator[Path]:
     """Make a folder for drafts beside `path`, and remove it after the block."""
-    # With `is_locked`, also remove other draft folders of this path: their processes were killed.
+    # With `is_locked`, other draft folders of this path are from killed processes: remove them.
     name = os.fsdecode(os.fsencode(path.name)[:MAX_PREFIX])
     prefix = f".{name}{DRAFT}"
     if is_locked:
@@ -226,13 +226,13 @@ def draft_folder(path: Path, *, is_locked: bool = False) -> Iterator[Path]:
 
 
 def write_file(path: str | Path, content: bytes | str, *, is_locked: bool = False) -> None:
-    """Write a file atomically and flush it to disk; text as UTF-8, line ends unchanged."""
+    """Write a file atomically and flush it to disk; texts are UTF-8 with unchanged line ends."""
     with atomic_write(path, is_locked=is_locked) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def read_file(path: str | Path) -> bytes:
-    """Read a file; refuse one whose table would need more than this machine's memory."""
+    """Read a file; refuse a file whose table would need more memory than this machine has."""
     status = os.stat(path)
     if not stat.S_ISFIFO(status.st_mode):
         return _read_content(path, status.st_size)
@@ -244,12 +244,12 @@ def read_file(path: str | Path) -> bytes:
 
 @functools.cache
 def _read_pipe(path: str | Path, inode: int) -> bytes:
-    """Read a pipe, which is empty when it is read again; `inode` tells pipes of a name apart."""
+    """Read a pipe once; `inode` distinguishes pipes of one name in the cache."""
     return _read_content(path, 0)
 
 
 def _read_content(path: str | Path, size: int) -> bytes:
-    """Read a file of a known size, or a pipe of size 0."""
+    """Read a file of this size, or a pipe (size 0)."""
     maximum = memory() // BYTES_PER_CHARACTER
     if size <= maximum:
         with open(path, "rb") as file:
@@ -268,13 +268,13 @@ def cache_folder(part: str) -> Path:
     chosen = os.environ.get(CACHE)
     if chosen:
         return Path(chosen) / part
-    from platformdirs import user_cache_path  # an extra
+    from platformdirs import user_cache_path  # an optional package
 
     return user_cache_path("pipejax", appauthor=False) / part
 
 
 def checksum(content: bytes | str) -> str:
-    """Return the SHA-256 of a content, in hexadecimal."""
+    """Return the SHA-256 hash of bytes or of a text, in hexadecimal."""
     data = content.encode() if isinstance(content, str) else content
     return hashlib.sha256(data).hexdigest()
 
@@ -282,9 +282,9 @@ def checksum(content: bytes | str) -> str:
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: bool) -> Iterator[None]:
     """Hold a folder's lock for the block; if another process holds it, wait or raise."""
-    # The folder is made if missing. The system releases the lock when this process ends.
-    # The lock's empty file stays: removing it while others wait would let two of them in.
-    from filelock import FileLock, Timeout  # an extra
+    # A missing folder is made. The system releases the lock when this process ends. The lock file
+    # stays, because two waiting processes could both get the lock if it were removed.
+    from filelock import FileLock, Timeout  # an optional package
 
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK, timeout=-1 if wait else 0, poll_interval=0.01)

@@ -1,7 +1,7 @@
-"""Import of JAX at first use, because it is slow, and pytrees that work before the import.
+"""Import of JAX at first use, because the import is slow; pytrees that need no JAX.
 
-A module that often runs without JAX imports `jax` and `jnp` from here. The command line calls
-`defer`: then registrations of pytrees wait until a module imports JAX.
+A module that often runs without JAX imports `jax` and `jnp` from this module. After the command
+line has called `defer`, registrations of pytrees wait until a module imports JAX.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ _lock = threading.RLock()
 
 
 class _OnDemand:
-    """Proxy of a module: the first use of an attribute imports it."""
+    """Proxy of a module, which is imported at the first use of an attribute."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -59,7 +59,7 @@ def defer() -> None:
 
 
 def with_jax(action: Action) -> None:
-    """Run an action that needs JAX: now, or after `defer`, when JAX is imported."""
+    """Run an action that needs JAX now; after `defer`, run it once JAX is imported."""
     if _deferred is None or is_loaded():
         action()
     else:
@@ -74,13 +74,13 @@ def _catch_up() -> None:
                 _deferred.pop(0)()
 
 
-# pytrees before JAX is imported: each type is registered once, for JAX and for this module
+# pytrees without JAX: a type is registered once, for JAX and for the functions of this module
 Tree = Any
 Names = tuple[str, ...]
 
 
 class _Node(NamedTuple):
-    """A node of a tree: names and subtrees of its children, and a function that rebuilds it."""
+    """A node of a tree: names of its children, the children, and a function to rebuild it."""
 
     names: tuple[Any, ...]
     children: tuple[Tree, ...]
@@ -102,10 +102,11 @@ def register(
     flatten: Callable[[Any], tuple[Names, tuple[Tree, ...], Any]] | None = None,
     unflatten: Callable[[Any, Iterable[Tree]], Any] | None = None,
 ) -> None:
-    """Register a type as a pytree: a dataclass, or any type with functions for both directions.
+    """Register a dataclass as a pytree, or any type with `flatten` and `unflatten`.
 
-    Fields of a dataclass with the metadata `static` are no children. `flatten` returns names and
-    values of a record's children, and static data, which is hashable; `unflatten` takes both.
+    Fields of a dataclass with the metadata `static` are not children. `flatten(record)` returns
+    (names of children, children, hashable static data), and `unflatten(static data, children)`
+    returns a record.
     """
     if flatten is None or unflatten is None:
         _records[kind] = _dataclass_record(kind)
@@ -126,7 +127,7 @@ def register(
 
 
 def _dataclass_record(kind: type) -> _Record:
-    """Build the functions that flatten and rebuild a dataclass; static fields are no leaves."""
+    """Build the functions that flatten and rebuild a dataclass; static fields are not leaves."""
     fields = dataclasses.fields(kind)
     static_names = tuple(field.name for field in fields if field.metadata.get("static"))
     names = tuple(field.name for field in fields if field.name not in static_names)
@@ -144,14 +145,14 @@ def _dataclass_record(kind: type) -> _Record:
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """List the leaves of a tree, as `jax.tree.leaves`."""
+    """List the leaves of a tree in the order of `jax.tree.leaves`."""
     if is_loaded():
         return jax.tree.leaves(tree)
     return [leaf for _, leaf in _walk(tree, "")]
 
 
 def named_leaves(tree: Tree) -> list[tuple[str, Any]]:
-    """List the leaves of a tree, each with the last key of its path: a field, a key or an index."""
+    """List (name, leaf) of a tree; the name is the last field, key or index of the path."""
     if not is_loaded():
         return list(_walk(tree, ""))
     keystr = jax.tree_util.keystr
@@ -162,14 +163,14 @@ def named_leaves(tree: Tree) -> list[tuple[str, Any]]:
 
 
 def mapped(function: Callable[..., Any], tree: Tree, *other_trees: Tree) -> Tree:
-    """Apply a function to the leaves of trees with equal structure, as `jax.tree.map`."""
+    """Apply a function to the leaves of trees of equal structure, like `jax.tree.map`."""
     if is_loaded():
         return jax.tree.map(function, tree, *other_trees)
     return _map(function, tree, other_trees)
 
 
 def _node(tree: Tree) -> _Node | None:
-    """Split a tree into its children; return None for a leaf."""
+    """Return the root node of a tree, or None if the tree is a leaf."""
     kind: Any = type(tree)
     if tree is None:
         return _Node((), (), lambda children: None)
@@ -197,7 +198,7 @@ def _walk(tree: Tree, name: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _map(function: Callable[..., Any], tree: Tree, other_trees: Sequence[Tree]) -> Tree:
-    """Apply a function to each leaf of `tree`, with the leaves of other trees at its path."""
+    """Apply a function to each leaf of `tree` and the leaves of other trees at the same path."""
     node = _node(tree)
     if node is None:
         return function(tree, *other_trees)
@@ -207,7 +208,7 @@ def _map(function: Callable[..., Any], tree: Tree, other_trees: Sequence[Tree]) 
 
 
 def _children(tree: Tree, expected: _Node) -> tuple[Tree, ...]:
-    """Return the children of a tree; raise if their names differ from the expected node's."""
+    """Return the children of a tree; raise an error if their names differ from the expected."""
     node = _node(tree)
     if node is None or node.names != expected.names:
         raise ValueError(f"trees differ: one has the parts {expected.names}, another is {tree!r}")

@@ -2,9 +2,9 @@
 
     finish[v] = duration[v] + max over u of (finish[u] + lag[u, v])
 
-It adds in the same order and takes the first of equals, as the recurrence under JAX does
-(engine/recurrence.py): results are equal bit by bit. A graph is a table of predecessors: nodes in
-topological order, node 0 the source, to which unused entries point.
+Results equal those of the recurrence under JAX (engine/recurrence.py) to the last bit, because
+both add in the same order and choose the first of equal values. A graph is a table of predecessors
+(nodes, max_preds), with nodes in topological order. Node 0 is the source; unused entries are 0.
 """
 
 import operator
@@ -15,11 +15,11 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray, Shaped
 
-FEW_RUNS = 8  # up to so many runs of one graph, Python's numbers are faster than NumPy's
-WIDE = 24  # from so many independent nodes on, NumPy is faster than a loop over them
+FEW_RUNS = 8  # for so few runs of a graph, Python's numbers are faster than NumPy's arrays
+WIDE = 24  # for so many independent nodes, NumPy is faster than a loop over the nodes
 
 Preds = Int[NumpyArray, "nodes max_preds"]
-# floats, or whole numbers, which may be Python's of any size (dtype object)
+# floats or whole numbers; whole numbers beyond 64 bits have the dtype object
 Lags = Shaped[NumpyArray, "nodes max_preds"]
 Times = Shaped[NumpyArray, " nodes"]
 EdgeEnds = Int[NumpyArray, " edges"]
@@ -29,8 +29,8 @@ def lay_out_edges(
     num_nodes: int, head: Int[NumpyArray, " edges"]
 ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"], tuple[int, int]]:
     """Place edges in a table of predecessors, with a row for each node."""
-    # Returns the edges sorted by head (the node that they lead to), their columns in the table, and
-    # the shape of the table.
+    # Returns the indices of the edges sorted by head (the node that an edge leads to), the column
+    # of each sorted edge in the table, and the shape of the table.
     edge_order = np.argsort(head, kind="stable")
     counts = np.bincount(head, minlength=num_nodes)
     offsets = np.cumsum(counts) - counts  # number of edges into all heads before
@@ -43,7 +43,7 @@ def finish_times(preds: Preds, duration: Times, lag: Lags | None = None) -> Time
     """Return the earliest finish time (nodes), in the unit of duration and lag."""
     finish: list[Any] = [0] * len(duration)
     finish_time = finish.__getitem__
-    # a loop over Python's numbers takes half a microsecond per node, one call of NumPy two
+    # a loop over Python's numbers takes 0.5 us per node, a single call of NumPy 2 us
     pred_rows = zip(*preds.T.tolist(), strict=True)
     if lag is None:
         for node, (row, seconds) in enumerate(zip(pred_rows, duration.tolist(), strict=True)):
@@ -58,7 +58,7 @@ def finish_times(preds: Preds, duration: Times, lag: Lags | None = None) -> Time
 
 
 def start_times(preds: Preds, finish: Times, lag: Lags | None = None) -> Times:
-    """Return start times (nodes), from the latest arrival: finish - duration would round."""
+    """Return start times (nodes), the latest arrivals; finish - duration would be inexact."""
     arrival = finish[preds]
     return (arrival if lag is None else arrival + lag).max(axis=1)
 
@@ -76,7 +76,7 @@ def run_edges(
         return _run_waves(tail, head, duration)
     if order is None:
         order = topological_order(len(duration), tail, head)
-    # renumber nodes in topological order, behind the source 0: order 2 0 1 -> new_ids 2 3 1
+    # renumber nodes in topological order, after the source 0: order 2 0 1 -> new_ids 2 3 1
     new_ids = np.empty_like(order)
     new_ids[order] = np.arange(1, len(order) + 1)
     edge_order, column, shape = lay_out_edges(len(order) + 1, new_ids[head])
@@ -87,20 +87,20 @@ def run_edges(
 
 
 def _run_waves(tail: EdgeEnds, head: EdgeEnds, duration: Times) -> tuple[Times, Times]:
-    """Return start and finish times (nodes), computed in waves of independent nodes (`_waves`)."""
+    """Return start and finish times (nodes); compute the independent nodes of a wave at once."""
     start = np.zeros(len(duration) + 1)  # the last entry collects the padding of `_waves`
     finish = np.zeros(len(duration))
     for wave, successors in _waves(len(duration), tail, head):
         ends = start.take(wave) + duration.take(wave)
         finish[wave] = ends
-        # a successor starts at the latest of these ends; each end repeats for its successors
+        # a successor starts at the latest end of its predecessors
         np.maximum.at(start, successors.ravel(), ends.repeat(successors.shape[1]))
     return start[:-1], finish
 
 
 def run_in_place(preds: Preds, times: Float[NumpyArray, "nodes runs"]) -> None:
-    """Replace the durations (nodes, runs) of a graph without lags by finish times, in place."""
-    # `lay_out_edges` puts predecessors into the leading columns; the source, 0, fills the others
+    """Replace durations (nodes, runs) by finish times in place, in a graph without lags."""
+    # `lay_out_edges` puts predecessors into the first columns and fills the rest with 0
     num_preds = np.maximum((preds != 0).sum(axis=1), 1).tolist()
     for node, row in enumerate(preds[1:], 1):
         if num_preds[node] == 1:
@@ -115,10 +115,10 @@ def longest_paths_of_many(
     lag_index: Int[NumpyArray, "nodes max_preds"],
     costs: NumpyArray,
 ) -> tuple[NumpyArray, NumpyArray]:
-    """Return the longest path's length (runs), and how often each cost is on it (costs, runs)."""
-    # `costs` is (costs, runs), with a row 0 of zeros; `duration_index` and `lag_index` are the rows
-    # with the durations of nodes and the lags of edges. Whole numbers are added exactly. At a tie,
-    # the path takes the first sink and the first predecessor.
+    """Return lengths of longest paths (runs), and counts of costs on the paths (costs, runs)."""
+    # `costs` has the shape (costs, runs), and zeros in row 0. `duration_index` and `lag_index` are
+    # the rows of the durations of nodes and the lags of edges. Whole numbers are added exactly. At
+    # a tie, the path takes the first sink and the first predecessor.
     if costs.shape[1] <= FEW_RUNS:
         return _longest_paths_one_by_one(preds, duration_index, lag_index, costs)
     indices = preds, duration_index, lag_index
@@ -140,8 +140,8 @@ def longest_paths_of_many(
     node = sinks[finish[sinks].argmax(axis=0)]
     runs = np.arange(num_runs)
     length = finish[node, runs]
-    positions = [runs]  # of costs on the paths, in the raveled matrix (costs, runs)
-    while node.any():  # all runs walk back at once; the source waits for itself at no cost
+    positions = [runs]  # indices of costs on the paths into the raveled matrix (costs, runs)
+    while node.any():  # all runs go back at once; the source is its own predecessor, at cost 0
         edge = node * width + choice.take(node * num_runs + runs)
         positions += [
             duration_index.take(node) * num_runs + runs,
@@ -159,7 +159,7 @@ def _longest_paths_one_by_one(
     lag_index: Int[NumpyArray, "nodes max_preds"],
     costs: NumpyArray,
 ) -> tuple[NumpyArray, NumpyArray]:
-    """Compute `longest_paths_of_many` run by run, which is faster for few runs."""
+    """Compute the result of `longest_paths_of_many` run by run, which is faster for few runs."""
     lengths, counts = [], np.zeros(costs.shape, np.int64)
     for run, column in enumerate(costs.T):
         duration, lag = column[duration_index], column[lag_index]
@@ -174,12 +174,12 @@ def _longest_paths_one_by_one(
 def critical_path(
     preds: Preds, finish: Times, lag: Lags
 ) -> tuple[Bool[NumpyArray, " nodes"], Bool[NumpyArray, "nodes max_preds"]]:
-    """Return masks of nodes and edges on the longest path; at a tie, to the first sink."""
+    """Return masks of nodes and edges on the longest path; at a tie, it ends at the first sink."""
     on_path, edge_on_path = np.zeros(len(finish), bool), np.zeros(preds.shape, bool)
     has_successor = np.zeros(len(finish), bool)
     has_successor[preds] = True
     node = int(np.where(has_successor, -1, finish).argmax())
-    while not on_path[0]:  # the source, whose padding (an edge to itself) is marked as well
+    while not on_path[0]:  # until the source, whose padding (an edge to itself) is marked too
         column = int((finish[preds[node]] + lag[node]).argmax())
         on_path[node] = edge_on_path[node, column] = True
         node = int(preds[node, column])
@@ -190,7 +190,7 @@ def times_to_end(preds: Preds, duration: Times, lag: Lags | None = None) -> Time
     """Return the longest time (nodes) from the end of each node to the makespan."""
     to_end: list[Any] = [0.0] * len(duration)
     lags: Any = np.zeros(preds.shape) if lag is None else lag
-    # columns to Python's numbers, then rows by zip: faster than a list for each row
+    # converting columns to lists and joining rows by zip is faster than a list for each row
     pred_rows = zip(*preds[::-1].T.tolist(), strict=True)
     lag_rows = zip(*lags[::-1].T.tolist(), strict=True)
     nodes, durations = reversed(range(len(to_end))), duration[::-1].tolist()
@@ -204,14 +204,14 @@ def times_to_end(preds: Preds, duration: Times, lag: Lags | None = None) -> Time
 
 
 def slack(preds: Preds, duration: Times, lag: Lags, target: float | None = None) -> Times:
-    """Return the longest delay of each node (nodes) that keeps the makespan, or meets a target."""
-    finish = finish_times(preds, duration, lag)
+    """Return the longest delay of each node (nodes) that does not move the end past a target."""
+    finish = finish_times(preds, duration, lag)  # default target: the makespan
     until = finish.max() if target is None else target
     return until - finish - times_to_end(preds, duration, lag)
 
 
 class CycleError(ValueError):
-    """The graph has a cycle: `cycle` lists its nodes, each before the node that waits for it."""
+    """A graph has a cycle; in `cycle`, each node stands before the node that waits for it."""
 
     def __init__(self, cycle: list[int]) -> None:
         super().__init__(f"cycle through nodes {cycle}")
@@ -221,7 +221,7 @@ class CycleError(ValueError):
 def topological_order(
     num_nodes: int, tail: EdgeEnds, head: EdgeEnds, width: int = 1
 ) -> Int[NumpyArray, " nodes"]:
-    """Order the nodes by Kahn's algorithm; `width`, an estimate, changes only the speed."""
+    """Order nodes topologically (Kahn); `width`, an estimate of wave sizes, affects only speed."""
     if _has_wide_waves(num_nodes, tail, width):
         return np.concatenate([wave for wave, _ in _waves(num_nodes, tail, head)])
     # successors of node n: successors[offsets[n] : offsets[n + 1]]
@@ -231,7 +231,7 @@ def topological_order(
     in_degree = np.bincount(head, minlength=num_nodes)
     order: list[int] = np.flatnonzero(in_degree == 0).tolist()
     num_missing = in_degree.tolist()
-    for node in order:  # grows while it is read: the queue and the answer are one list
+    for node in order:  # the list grows while it is read, because it is also the queue
         for successor in successors[offsets[node] : offsets[node + 1]]:
             num_missing[successor] -= 1
             if num_missing[successor] == 0:
@@ -243,7 +243,7 @@ def topological_order(
 
 
 def _has_wide_waves(num_nodes: int, tail: EdgeEnds, width: int) -> bool:
-    """Return whether waves of nodes are wide enough to compute faster than node by node."""
+    """Return whether computing whole waves of nodes is faster than node by node."""
     most_successors = int(np.bincount(tail).max(initial=0))
     return width >= WIDE and 0 < num_nodes * most_successors <= 4 * len(tail)
 
@@ -252,12 +252,12 @@ def _waves(
     num_nodes: int, tail: EdgeEnds, head: EdgeEnds
 ) -> Iterator[tuple[Int[NumpyArray, " wave"], Int[NumpyArray, "wave successors"]]]:
     """Yield waves of nodes: a wave has all nodes whose predecessors are in earlier waves."""
-    # The waves in sequence are the topological order. Each comes with its successors (wave,
-    # max_successors), padded with `num_nodes`.
+    # The waves, one after the other, are a topological order. A wave comes with the successors of
+    # its nodes (wave, max_successors), padded with `num_nodes`.
     edge_order, column, shape = lay_out_edges(num_nodes, tail)
     successors = np.full(shape, num_nodes)
     successors[tail[edge_order], column] = head[edge_order]
-    # the padding's entry is so large that it never becomes 0
+    # the last entry is for the padding, and so large that it never becomes 0
     num_missing = np.append(np.bincount(head, minlength=num_nodes), successors.size + 1)
     last_position = np.empty_like(num_missing)
     wave = np.flatnonzero(num_missing == 0)
@@ -267,7 +267,7 @@ def _waves(
         heads = wave_successors.ravel()
         np.subtract.at(num_missing, heads, 1)
         ready = heads[num_missing.take(heads) == 0]
-        # keep the last entry of a node that has several predecessors in the wave: 5 7 5 -> 7 5
+        # keep only the last entry of a node with several predecessors in the wave: 5 7 5 -> 7 5
         positions = np.arange(len(ready))
         last_position[ready] = positions
         wave = ready[last_position.take(ready) == positions]
@@ -283,7 +283,7 @@ def _check_complete(is_blocked: Bool[NumpyArray, " nodes"], tail: EdgeEnds, head
 def _find_cycle(
     is_blocked: Bool[NumpyArray, " nodes"], tail: EdgeEnds, head: EdgeEnds
 ) -> list[int]:
-    """Walk backwards through nodes that never became ready until one repeats."""
+    """Return a cycle, found by a walk backwards through nodes that never became ready."""
     is_edge = is_blocked[tail] & is_blocked[head]
     blocked_pred = dict(zip(head[is_edge].tolist(), tail[is_edge].tolist(), strict=True))
     node = next(iter(blocked_pred))
@@ -291,5 +291,5 @@ def _find_cycle(
     while node not in positions:
         positions[node] = len(positions)
         node = blocked_pred[node]
-    # the walk from the first visit of this node on, in the direction of the edges
+    # the walk since the first visit of this node, reversed: in the direction of the edges
     return list(positions)[positions[node] :][::-1]

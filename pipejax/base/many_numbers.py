@@ -1,8 +1,9 @@
-"""Arrays of a batch of configurations with their derivatives, in NumPy: nothing is compiled.
+"""Arrays of a batch of configurations with their derivatives, in NumPy, without compilation.
 
-`Many` evaluates a function as `jax.vmap` and `jax.jvp` would, with the bits that a configuration
-gets alone. An array that all configurations share is computed once, and has slopes only for the
-inputs that it depends on. `array_functions` of costs calls `FUNCTIONS` for these arrays.
+`Many` evaluates a function as `jax.vmap` and `jax.jvp` would. A configuration gets the same bits
+as in a batch of one. An array that all configurations share is computed once. Slopes are
+derivatives; an array has them only for the inputs that it depends on. `array_functions` of costs
+calls `FUNCTIONS` for arrays of this type.
 """
 
 import itertools
@@ -21,7 +22,7 @@ Function = Callable[[Any, Any], Any]
 
 
 def _operation(function: Function, slope_rule: Any = None) -> Callable[[Any, Any], "Many"]:
-    """Make an operator of two arrays; without a `slope_rule` its result has no slopes."""
+    """Make an operator of two arrays; without a `slope_rule`, the result has no slopes."""
 
     def apply(first: Any, second: Any) -> "Many":
         return _binary(function, first, second, slope_rule)
@@ -39,8 +40,8 @@ def _reflected(operation: Callable[[Any, Any], "Many"]) -> Callable[[Any, Any], 
 class Many:
     """Arrays of a batch of configurations, used like the array of one configuration."""
 
-    # value (batch, ...), or (1, ...) where all configurations share it; slopes by the name of an
-    # input that it depends on, (batch, numbers, ...)
+    # `value` has the shape (batch, ...), or (1, ...) if all configurations share it. `slopes` maps
+    # the name of an input to derivatives (batch, numbers of the input, ...).
 
     __slots__ = ("slopes", "value")
     __array_ufunc__ = None  # NumPy's arrays leave operators to this class
@@ -137,7 +138,7 @@ class Many:
         )
 
     def max(self, axis: int = -1) -> "Many":
-        """Return the maximum along the last axis; equal entries share its slope, as in JAX."""
+        """Return the maximum along the last axis; equal maxima share the slope, as in JAX."""
         assert axis == -1
         value = self.value.max(axis=-1)
         is_max = self.value == value[..., None]
@@ -147,7 +148,7 @@ class Many:
 
 
 def to_many(leaf: NumpyArray) -> Any:
-    """Wrap values (batch, ...) as `Many`, or return one entry if all of them are equal."""
+    """Wrap values (batch, ...) as `Many`, or return one entry if all entries are equal."""
     return Many(leaf) if (leaf != leaf[:1]).any() else leaf[0]
 
 
@@ -177,7 +178,7 @@ def _to_many(numbers: Any) -> Many:
 
 
 def _pad_axes(array: NumpyArray, num_batch_axes: int, ndim: int) -> NumpyArray:
-    """Insert axes of length 1 behind the batch axes, until one configuration has `ndim` axes."""
+    """Insert axes of length 1 after the batch axes, until a configuration has `ndim` axes."""
     missing = ndim + num_batch_axes - array.ndim
     if not missing:
         return array
@@ -188,12 +189,12 @@ def _pad_axes(array: NumpyArray, num_batch_axes: int, ndim: int) -> NumpyArray:
 def _binary(
     function: Function, first: Any, second: Any, slope_rule: Any, min_ndim: int = 0
 ) -> Many:
-    """Apply a function to two arrays that broadcast; sum the derivatives by the chain rule."""
-    # `slope_rule` maps the two values and the result, a, b and c, to the derivatives of c by a and
-    # by b. The arrays of one configuration get at least `min_ndim` axes.
+    """Apply a function to two arrays that broadcast; compute slopes by the chain rule."""
+    # For c = function(a, b), `slope_rule(a, b, c)` returns the derivatives of c by a and by b. The
+    # arrays of one configuration get at least `min_ndim` axes.
     operands = first, second = _to_many(first), _to_many(second)
     if not (first.slopes or second.slopes) and first.value.ndim == second.value.ndim > min_ndim:
-        return Many(np.asarray(function(first.value, second.value)))  # for speed
+        return Many(np.asarray(function(first.value, second.value)))  # a shortcut for speed
     ndim = max(min_ndim, *(operand.ndim for operand in operands))
     values = [_pad_axes(operand.value, 1, ndim) for operand in operands]
     result = np.asarray(function(*values))
@@ -213,7 +214,7 @@ def _binary(
 
 
 def _unary(function: Callable[[Any], Any], derivative: Callable[[Any, Any], Any]) -> Any:
-    """Make a function of `Many` from an elementwise one; `derivative` takes value and result."""
+    """Make an elementwise function accept `Many`; `derivative` takes (value, result)."""
 
     def apply_function(many: Many) -> Many:
         value = function(many.value)
@@ -226,7 +227,7 @@ def _unary(function: Callable[[Any], Any], derivative: Callable[[Any, Any], Any]
 
 
 def _where(condition: Any, first: Any, second: Any) -> Many:
-    """Select entries as `numpy.where`; derivatives are those of the selected operand."""
+    """Select entries like `numpy.where`; slopes are those of the selected operand."""
     condition = _to_many(condition)
     ndim = max(condition.ndim, np.ndim(first), np.ndim(second))
     is_first = _pad_axes(condition.value, 1, ndim)
@@ -245,20 +246,20 @@ def _minimum(first: Any, second: Any) -> Many:
 
 
 def _shares(wins: NumpyArray, ties: NumpyArray) -> Any:
-    """Return an extremum's derivatives by its two operands: 1/2 each if equal, as in JAX."""
+    """Return derivatives of a maximum or minimum by its operands; at a tie 1/2 each, as in JAX."""
     first = wins + 0.5 * ties
     return first, 1 - first
 
 
 def _joiner(function: Callable[..., NumpyArray]) -> Any:
-    """Make `numpy.concatenate` or `numpy.stack` a function of `Many`."""
+    """Make `numpy.concatenate` or `numpy.stack` accept `Many`."""
     # value (batch or 1, *shape), slopes[name] (batch or 1, inputs, *shape)
 
     def join(operands: Sequence[Any], axis: int = 0) -> Many:
         parts = [_to_many(operand) for operand in operands]
 
         def join_arrays(arrays: Sequence[NumpyArray], batch_axes: BatchAxes) -> NumpyArray:
-            """Join arrays; repeat arrays (1, ..) that all configurations share along the batch."""
+            """Join arrays, after arrays of shape (1, ..) are repeated for the whole batch."""
             batch = max(map(len, arrays))
             full_arrays = [np.broadcast_to(array, (batch, *array.shape[1:])) for array in arrays]
             return function(full_arrays, axis=_batch_axis(axis, batch_axes))
@@ -282,7 +283,7 @@ def _broadcast(many: Many, shape: tuple[int, ...]) -> Many:
 
 
 def _split(many: Many, ends: Sequence[int]) -> list[Many]:
-    """Split along the first axis at `ends`; store a piece that all configurations share once."""
+    """Split along the first axis at `ends`; reduce a piece to (1, ..) if all entries are equal."""
     pieces = []
     for low, high in itertools.pairwise((0, *ends, len(many))):
         piece = many[low:high]

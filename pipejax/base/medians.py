@@ -1,4 +1,4 @@
-"""Medians, which outliers do not change much."""
+"""Medians, which outliers change little."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
 """Namespaces that import each name at its first use, from the module that a stub names.
 
-`__init__.pyi` beside `__init__.py`, or `costing.pyi` beside `costing.py`, is the one list of names:
-people, type checkers and this module read it. So the command line can answer `--help` without JAX.
+The stub is `__init__.pyi` beside `__init__.py`, or `costing.pyi` beside `costing.py`. It is the
+only list of names. With this late import, the command line answers `--help` without JAX.
 """
 
 import ast
@@ -27,7 +27,7 @@ def lazy(namespace: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
         if modules[name] == namespace:
             return importlib.import_module(f"{namespace}.{name}")
         value = getattr(importlib.import_module(modules[name]), name)
-        setattr(sys.modules[namespace], name, value)  # this function is called once for a name
+        setattr(sys.modules[namespace], name, value)  # later uses do not call this function
         return value
 
     names = sorted(modules, key=lambda name: (not name[0].isupper(), name))  # classes first

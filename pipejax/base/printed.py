@@ -5,14 +5,14 @@ from typing import Any
 
 from pipejax.base.data_files import time_unit
 
-# units of tables, by the SI unit of the dataset: divisor and name
+# SI unit in the dataset -> divisor and unit in printed tables
 IN_TABLES: dict[str, tuple[float, str]] = {
     "B/s": (1e9, "GB/s"),
     "B": (1e9, "GB"),
     "FLOP/s": (1e12, "TFLOP/s"),
     "s": (1e-6, "us"),
 }
-PRINTED = "{:.4g}"  # a number of an axis, and of all measures that FORMS does not name
+PRINTED = "{:.4g}"  # format of axes, and of measures that FORMS does not name
 FORMS = {"step_time": "{:.5g}", "memory_bytes": "{:.2f}", "bubble_ratio": "{:.2f}"}
 
 
@@ -25,7 +25,7 @@ Scale = tuple[float, str]
 
 
 def display_scale(units: Mapping[str, str], name: str, values: Sequence[Any]) -> Scale:
-    """Return divisor and unit in which values [SI unit] of an axis or measure are shown."""
+    """Return (divisor, unit) for printing values [SI unit] of an axis or a measure."""
     if name == "bubble_ratio":
         return 0.01, "%"
     unit = units.get(name, "")
@@ -40,14 +40,14 @@ def head(name: str, scale: Scale) -> str:
 
 
 def cell(name: str, value: Any, scale: Scale) -> str:
-    """Write one value of an axis or a measure, in the unit of its scale."""
+    """Write one value of an axis or a measure in the unit of a scale (divisor, unit)."""
     if not isinstance(value, float):
         return str(value)
     return FORMS.get(name, PRINTED).format(value / scale[0])
 
 
 def span(name: str, values: list[Any], scale: Scale, count: int) -> str:
-    """Write some values of an axis, as "1 to 5" or "a, b"; "any" for all its `count` values."""
+    """Write values of an axis, as "1 to 5" or "a, b"; write "any" if they are all `count`."""
     if len(values) == count:
         return "any"
     cells = [cell(name, value, scale) for value in values]

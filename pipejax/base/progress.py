@@ -1,8 +1,9 @@
 """Support for long calls: progress, notices, interruption, jobs in threads.
 
-A report has the amount of work done, the total if known, and a text. It goes to the caller's
-function; without one, to a bar in a notebook. The library handles no signals; the command line
-ends without unwinding (`pipejax.cli.process`), and runs the actions of `if_interrupted` instead.
+A report of progress has the amount of work done, the total (None if unknown) and a text. It goes
+to the function of the caller, or to a progress bar if a notebook gives no function. The library
+handles no signals. An interrupted command line exits without `finally` blocks
+(`pipejax.cli.process`), and runs the actions of `if_interrupted` instead.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ def to_nobody(done: float, total: float | None, text: str) -> None:
 
 @contextlib.contextmanager
 def telling(what: str, on_progress: OnProgress | None) -> Iterator[OnProgress]:
-    """Yield the function that takes progress reports: the caller's, a notebook's bar, or none."""
+    """Yield a function for progress reports: the caller's, or that of a bar in a notebook."""
     if on_progress is not None:
         if not callable(on_progress):
             raise ValueError(
@@ -48,7 +49,7 @@ def telling(what: str, on_progress: OnProgress | None) -> Iterator[OnProgress]:
 
 
 def _notebook() -> Callable[..., Any] | None:
-    """Return IPython's function that displays under a cell; None outside a notebook."""
+    """Return IPython's `display` function; None outside a notebook."""
     if "IPython" not in sys.modules:
         return None
     from IPython.core.getipython import get_ipython
@@ -58,13 +59,13 @@ def _notebook() -> Callable[..., Any] | None:
 
 
 class _Bar:
-    """A bar under the cell of a notebook."""
+    """A progress bar below the cell of a notebook."""
 
     def __init__(self, what: str, display: Callable[..., Any]) -> None:
         self._what, self._display = what, display
         self._begin = time.monotonic()
         self._next_update = self._begin + BAR_DELAY
-        self._handle: Any = None  # of IPython's display, once the bar shows
+        self._handle: Any = None  # IPython's handle of the bar, once the bar is displayed
         self._report: tuple[float, float | None, str] = (0, None, "")
 
     def tell(self, done: float, total: float | None, text: str) -> None:
@@ -75,12 +76,12 @@ class _Bar:
             self._next_update = time.monotonic() + BAR_INTERVAL
 
     def end(self) -> None:
-        """Show the last report, if the bar shows at all."""
+        """Show the last report if the bar is displayed."""
         if self._handle is not None:
             self._show()
 
     def _show(self) -> None:
-        """Display the last report, or update the bar if it is there."""
+        """Display the last report in a new bar, or in the displayed one."""
         done, total, text = self._report
         total_text = "" if total is None else f" of {total:.9g}"
         line = f"{self._what}: {done:.9g}{total_text}, {time.monotonic() - self._begin:.0f} s"
@@ -96,8 +97,8 @@ class _Bar:
 @contextlib.contextmanager
 def if_interrupted(action: Action) -> Iterator[None]:
     """Run an action if the command line is interrupted in this block."""
-    # Another thread runs it, while the main one stands still or is in a long call. A text that it
-    # returns goes into the line about the interruption.
+    # Another thread runs the action while the main thread stands still or is in a long call. The
+    # line about the interruption has the text that the action returns.
     _actions.append(action)
     try:
         yield
@@ -106,7 +107,7 @@ def if_interrupted(action: Action) -> Iterator[None]:
 
 
 def act() -> str | None:
-    """Run all actions of `if_interrupted`, the innermost first; return the first message."""
+    """Run all actions of `if_interrupted`, the innermost first; return the first text."""
     messages = [action() for action in reversed(_actions.copy())]
     return next(filter(None, messages), None)
 
@@ -117,7 +118,7 @@ class Notice(UserWarning):
 
 @contextlib.contextmanager
 def notices_as_lines() -> Iterator[None]:
-    """Write each notice once, as a line on stderr; warnings of other packages are no notices."""
+    """Write each notice once, as a line on stderr; ignore warnings of other packages."""
     written = set[str]()
 
     def write(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
@@ -134,11 +135,11 @@ def notices_as_lines() -> Iterator[None]:
 def merge_progress(
     jobs: Sequence[Callable[[Callable[[News], None]], None]], stop: Callable[[], None]
 ) -> Generator[News, None, None]:
-    """Run each job in a thread, and yield the jobs' reports of progress until all have ended."""
-    # A job calls its argument with a report; the call returns when the caller has used the report,
-    # so the work does not depend on the caller's speed. When the iterator is closed, `stop` is
-    # called repeatedly until the jobs have ended. The error of a job is raised in the caller's
-    # thread.
+    """Run each job in a thread; yield the progress reports of the jobs until all have ended."""
+    # A job gets a function and calls it with each report. The call returns when the caller has
+    # used the report, so the caller's speed does not change what jobs do. When the iterator is
+    # closed, `stop` is called again and again until the jobs have ended. The error of a job is
+    # raised in the thread of the caller.
     reports: queue.SimpleQueue[tuple[News, threading.Event] | BaseException | None]
     reports, is_closed = queue.SimpleQueue(), threading.Event()
 

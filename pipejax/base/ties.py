@@ -1,4 +1,4 @@
-"""The least numbers: their names, where numbers equal up to rounding tie, and Pareto fronts."""
+"""Names of the least numbers, where numbers that differ only by rounding tie; Pareto fronts."""
 
 from collections.abc import Sequence
 
@@ -6,15 +6,15 @@ import numpy as np
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 
-TIE = 1e-9  # costs that differ by less, relative to the least, are equal up to rounding
+TIE = 1e-9  # relative difference up to which costs count as equal to the least cost
 
 
 def least_named(
     costs: Float[NumpyArray, " names *places"], names: Sequence[str]
 ) -> tuple[list[str], Int[NumpyArray, "*places"]]:
-    """Return the names of the least costs, ties as "a = b", and each place's index into them."""
+    """Return texts of the least costs, ties as "a = b", and an index into them (*places)."""
     min_costs = costs.min(axis=0)
-    is_finite = np.isfinite(min_costs)  # elsewhere the index is -1
+    is_finite = np.isfinite(min_costs)  # the index is -1 where no cost is finite
     limits = min_costs[is_finite] + TIE * np.abs(min_costs[is_finite])
     is_winner = costs[:, is_finite] <= limits
     # each distinct column of is_winner is a text; the most frequent text gets index 0:
@@ -32,7 +32,7 @@ def least_named(
 def pareto_front(
     first: Float[NumpyArray, " points"], second: Float[NumpyArray, " points"]
 ) -> Int[NumpyArray, " front"]:
-    """Return indices of the Pareto front of two costs, beginning with the least first cost."""
+    """Return the indices of the Pareto front of two costs, sorted by the first cost."""
     order = np.lexsort([second, first])
     # second costs 3 4 1 in this order: 4 is not on the front, because 3 is before it
     min_before = np.minimum.accumulate(np.append(np.inf, second[order]))[:-1]
