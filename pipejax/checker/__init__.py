@@ -1,1 +1,1 @@
-"""The checker of certificates: plain Python that imports nothing else of the package."""
+"""The checker of certificates: plain Python without imports from the rest of the package."""

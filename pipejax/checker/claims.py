@@ -9,8 +9,8 @@ from pipejax.checker.rules import TableOp, TableRules
 from pipejax.checker.run import Run, by_worker
 from pipejax.checker.values import at_microbatch, is_real
 
-ROUNDING = 1e-9  # by which sums of floats may differ, of the largest number of their kind
-# quantities that are no times, by claim
+ROUNDING = 1e-9  # allowed difference of sums, relative to the largest time or memory
+# kind of quantity of each claim that is not a time
 QUANTITIES = {"peak_memory": "memory", "held": "memory", "peak_in_flight": "count"}
 QUANTITIES |= {"offloaded": "count"}
 SEARCHED = "FBIWOL"  # ops whose starts an optimum claims
@@ -21,9 +21,9 @@ class Discrepancy(NamedTuple):
     """A claim of a certificate that does not hold."""
 
     claim: str  # name of the value, with op, worker and slot
-    claimed: Any  # value in the certificate, or None
-    derived: Any  # value that was derived, or None
-    why: str = ""  # reason of the derived value
+    claimed: Any  # value in the certificate; None if the certificate has none
+    derived: Any  # value that the checker derived; None if there is none
+    why: str = ""  # reason for the derived value
 
     def __str__(self) -> str:
         """Describe the discrepancy in one line."""
@@ -35,7 +35,7 @@ class Discrepancy(NamedTuple):
 
 
 def derive(run: Run, memory: Prices) -> dict[str, Any]:
-    """Derive claims and proof from a run, under the keys that a certificate has."""
+    """Derive {key: value} of all claims and proofs in the certificate of a run."""
     workers = range(len(run.table.rows))
     on_compute = [run.worker_events(worker) for worker in workers]
     spans = []
@@ -63,7 +63,7 @@ def derive(run: Run, memory: Prices) -> dict[str, Any]:
 
 
 def derive_optimum(run: Run, value: float, checksum: str) -> dict[str, Any]:
-    """Derive from a run the claims of a certificate for the answer of a search."""
+    """Derive {key: value} of the claims in a search's certificate from a run of its table."""
     starts = {
         f"{stage}{letters}{microbatch}": run.start[cell]
         for (letters, stage, microbatch), cell in run.table.cell.items()
@@ -73,12 +73,11 @@ def derive_optimum(run: Run, value: float, checksum: str) -> dict[str, Any]:
 
 
 def peak_in_flight(row: list[list[TableOp]], rules: TableRules) -> float:
-    """Return the largest number of activations that a worker holds as it executes its row."""
+    """Return the largest number of activations that a worker holds while it executes its row."""
 
     def change(cell: list[TableOp], moment: str) -> float:
-        """Return the change in activations by a cell's own kinds of ops, "at_start" or "at_end"."""
-        # A kind counts items that it takes (+) or frees (-); an item may be a share of an
-        # activation.
+        """Return the change of activations by ops of added kinds, "at_start" or "at_end"."""
+        # A kind takes (+) or frees (-) items; an item may be a share of an activation.
         kinds = (rules.kinds[op.letters] for op in cell if op.letters in rules.kinds)
         return sum(
             count * rules.items.get(part, 1)
@@ -97,7 +96,7 @@ def peak_in_flight(row: list[list[TableOp]], rules: TableRules) -> float:
 
 
 def memory_curve(run: Run, memory: Prices, worker: int) -> Curve:
-    """List pairs (time of a change, memory from then on) of a worker, by time."""
+    """List (time of a change, memory of the worker from then on) in the order of time."""
     changes: dict[float, float] = defaultdict(float)
     for slot, cell in enumerate(run.table.rows[worker]):
         event = worker, slot
@@ -115,18 +114,18 @@ def memory_curve(run: Run, memory: Prices, worker: int) -> Curve:
 
 
 def _changes(op: TableOp, run: Run, memory: Prices) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the memory changes at start and at end of ops, by letters: {"F": 1.0, ..}, {..}."""
+    """Return two dicts {letters: change of memory}: at the start and at the end of ops."""
     letters, rules = op.letters, run.rules
-    # an op of a worker counts as one of the last stage, an op of no microbatch as of the first
+    # ops without a stage have the sizes of the last stage, ops without a microbatch of the first
     stage, microbatch = -1 if isinstance(op.stage, str) else op.stage, max(op.microbatch, 0)
     size, share, checkpoint = (at_microbatch(memory[key][stage], microbatch) for key in SIZES)
     for_w = share * size
     phases = ["R", *rules.recomputing()]
     is_recomputed = any((phase, stage, microbatch) in run.table.cell for phase in phases)
-    forward = checkpoint if is_recomputed else size  # that F leaves
+    forward = checkpoint if is_recomputed else size  # memory that F leaves
     at_start = {"F": forward, "R": size - forward, "L": forward}
     at_end = {"B": -size, "I": -(size - for_w), "W": -for_w, "O": -forward}
-    for work, sizes in zip("BIW", memory.get(AT_WORK, ()), strict=False):  # a model has these
+    for work, sizes in zip("BIW", memory.get(AT_WORK, ()), strict=False):  # only with a model
         extra = at_microbatch(sizes[stage], microbatch)
         at_start[work], at_end[work] = extra, at_end[work] - extra
     if letters in rules.kinds:
@@ -140,7 +139,7 @@ def _changes(op: TableOp, run: Run, memory: Prices) -> tuple[dict[str, float], d
 
 
 def tolerances(derived: dict[str, Any], memory: Prices, rules: TableRules) -> dict[str, float]:
-    """Return the allowed differences of times, memory and counts between claims and a run."""
+    """Return {"time": .., "memory": .., "count": ..}: by how much claims may differ from a run."""
     sizes = [size for key in ("sizes", "checkpoints") for size in _numbers(memory[key])]
     largest = max([*sizes, *derived["peak_memory"].values()])
     # counts must be exact, unless the grammar has items, which may be fractions
@@ -158,7 +157,7 @@ def _numbers(values: Any) -> Iterator[float]:
 
 
 def differences(claimed: Any, derived: Any, within: float, where: str) -> Iterator[Discrepancy]:
-    """List where a claim differs from the derived value, comparing nested values one by one."""
+    """List the differences between a claim and the derived value, both possibly nested."""
     if isinstance(claimed, dict) and isinstance(derived, dict):
         for key in [*derived, *(key for key in claimed if key not in derived)]:
             pair = claimed.get(key), derived.get(key)

@@ -1,9 +1,9 @@
 """Check of closed forms, which claim the makespan at all parameters, in integer arithmetic.
 
-A makespan T is the largest of many linear functions of the parameters, so it is convex. Let E be
-the largest facet. Cells, simplices of rays, cover the domain. On each cell one facet is the largest
-at all rays: E is linear there, and (1 - gap) T <= E at the rays holds in between. Each facet is the
-count of a path, so E <= T everywhere.
+A makespan T is the largest of many linear functions of the parameters, so T is convex. E is the
+largest facet. The domain is covered by cells, which are simplices of rays. On each cell, one facet
+is the largest at all rays, so E is linear on the cell. If (1 - gap) T <= E holds at the rays, it
+then holds between them too. Each facet adds the costs on a path, so E <= T everywhere.
 """
 
 import functools
@@ -33,7 +33,7 @@ Row = list[int]
 
 
 class Form(NamedTuple):
-    """A closed form; a point x is in its domain if row . x >= 0 for each row of `domain`."""
+    """A closed form; a point x is in the domain if row . x >= 0 for each row of `domain`."""
 
     table: Table
     links: Prices
@@ -44,9 +44,9 @@ class Form(NamedTuple):
     domain: list[Row]
     facets: list[Row]
     gap: list[int]
-    points: list[Row]  # where the facets are lengths of longest paths
-    rays: list[Row]  # where the facets' maximum is checked
-    cells: list[Row]  # (facet, ray, ray, ..) of the cones that cover the domain
+    points: list[Row]  # at point k, facet k is the length of a longest path
+    rays: list[Row]  # points at which the largest facet is compared with the makespan
+    cells: list[Row]  # cones that cover the domain: (index of facet, index of ray, ..)
 
 
 def read_form(data: Mapping[str, Any], name: str) -> Form:
@@ -72,7 +72,7 @@ def read_form(data: Mapping[str, Any], name: str) -> Form:
 def _read_parameters(
     parameters: Any, table: Table, name: str
 ) -> tuple[list[str], list[int], list[Prices]]:
-    """Return names, units and weights of the parameters; missing weights are 0."""
+    """Return lists of the names, units and weights of all parameters; missing weights are 0."""
     is_valid = isinstance(parameters, list) and len(parameters) > 0
     require(is_valid, f"{name}: parameters", "a list", parameters)
     keys = [*TIMED, *table.rules.kinds, *MESSAGE, "pair"]
@@ -89,7 +89,7 @@ def _read_parameters(
         [parameter[key] for parameter in parameters] for key in ("name", "unit", "weights")
     )
     require(len(set(names)) >= len(names), f"{name}: parameters", "of different names", names)
-    if not any("pair" in weights for weights in weights_list):  # a pair takes as long as both ops
+    if not any("pair" in weights for weights in weights_list):  # a pair takes the sum of both ops
         keys.remove("pair")
     shapes = {key: full_shape(key, table, *(w.get(key) for w in weights_list)) for key in keys}
     for parameter, weights in zip(names, weights_list, strict=True):
@@ -105,10 +105,10 @@ def _zeros(shape: tuple[int, ...]) -> Any:
 
 
 def _read_box(box: Any, names: list[str], units: list[int], where: str) -> list[Row]:
-    """Return the rows of the domain: parameters, in `units`, of at least 0 and within the box."""
-    # The domain is a cone: its points x have row . x >= 0 for every row. A last coordinate h, which
-    # is positive, makes bounds homogeneous: F from 0.5 to 2 is F - 0.5 h >= 0 and 2 h - F >= 0. If
-    # the box fixes a parameter, say B = 4, then h = B / 4 and needs no coordinate.
+    """Return the rows of the domain, in which parameters (in `units`) are >= 0 and in the box."""
+    # The domain is a cone: its points x have row . x >= 0 for every row. A last coordinate h > 0
+    # makes bounds homogeneous. For example, F from 0.5 to 2 is F - 0.5 h >= 0 and 2 h - F >= 0. If
+    # the box fixes a parameter, say B = 4, then h is B / 4 and needs no coordinate.
     is_valid = isinstance(box, dict) and set(box) <= set(names)
     require(is_valid, where, f"an object with bounds of {', '.join(names)}", box)
     for name, bounds in box.items():
@@ -117,7 +117,7 @@ def _read_box(box: Any, names: list[str], units: list[int], where: str) -> list[
         is_valid = all(bound is None or is_time(bound) for bound in bounds)
         require(is_valid, f"{where}: {name}", "numbers of at least 0 or null", bounds)
     fixed = [name for name, (low, high) in box.items() if low is not None and 0 < low == high]
-    fixed_axes = [names.index(name) for name in fixed]  # a parameter fixed at 0 does not give h
+    fixed_axes = [names.index(name) for name in fixed]  # not at 0, which cannot give h
     dims = len(names) + 1 if box and not fixed_axes else len(names)
     scale_axis, scale = dims - 1, Fraction(1)  # h = scale * x[scale_axis]
     if fixed_axes:
@@ -138,7 +138,7 @@ def _read_box(box: Any, names: list[str], units: list[int], where: str) -> list[
 
 
 def box_text(names: Collection[str], box: Mapping[str, Any]) -> str:
-    """Write the ranges of all bounded parameters, as `F = 1, B from 1 to 3`."""
+    """Write the bounds of all parameters that have any, as "F = 1, B from 1 to 3"."""
     texts = []
     for name in names:
         low, high = box.get(name, (None, None))
@@ -161,7 +161,7 @@ def form_text(form: Form) -> str:
 
 
 def check_form(form: Form, report: Mapping[str, Any]) -> Iterator[Discrepancy]:
-    """List all claims in a closed form's certificate and report that do not hold."""
+    """List the wrong claims in the certificate of a closed form and in its report."""
     yield from _check_report(form, report)
     try:
         runs = CountedRuns(form)
@@ -176,7 +176,7 @@ def check_form(form: Form, report: Mapping[str, Any]) -> Iterator[Discrepancy]:
 
 
 def _check_report(form: Form, report: Mapping[str, Any]) -> Iterator[Discrepancy]:
-    """List the entries of a report that differ from its certificate."""
+    """List the entries of a report that differ from the certificate."""
     numerator, denominator = form.gap
     derived = {
         "parameters": form.names,
@@ -201,16 +201,16 @@ def _sum(parts: list[Any]) -> Any:
 
 
 class CountedRuns:
-    """Integer runs of a table that count how often each parameter is on a longest path."""
+    """Runs of a table in which each duration is a row of counts, one count per parameter."""
 
     def __init__(self, form: Form) -> None:
-        """Run the table with all weights summed, to order events, and with each weight alone."""
-        # `durations` and the lags in `waits` have a count for each parameter.
+        """Run the table once for each parameter, and once with the sum of all weights."""
+        # the run with the sum gives the order of events; the other runs give counts by parameter
         total = {key: _sum([w[key] for w in form.weights]) for key in form.weights[0]}
         run = Run(form.table, form.links, total)
         single_runs = [Run(form.table, form.links, weights) for weights in form.weights]
         self.order = [*run.end]
-        # a run of a parameter without A or U has no such events
+        # the run of a parameter whose A and U take no time has no events A and U
         self.durations = {e: [int(r.durations.get(e, 0)) for r in single_runs] for e in self.order}
         zeros = [0] * len(single_runs)
         self.waits: dict[Event, list[tuple[Event, Row]]] = {event: [] for event in self.order}
@@ -222,11 +222,11 @@ class CountedRuns:
                 self.waits[event].append((other, lag))
 
     def ends(self, point: Row) -> dict[Event, int]:
-        """Return the end of each event at a point (values of all parameters)."""
+        """Return {event: end} at a point, which has the value of each parameter."""
 
-        @functools.cache  # few counts differ
+        @functools.cache  # many events have the same counts
         def seconds(counts: tuple[int, ...]) -> int:
-            """Return the sum of count x parameter at this point."""
+            """Return the sum of count x value over all parameters."""
             return _dot(counts, point)
 
         end: dict[Event, int] = {}
@@ -236,18 +236,18 @@ class CountedRuns:
         return end
 
     def counts(self, point: Row) -> Row:
-        """Return how often each parameter is on a longest path, at a point of parameter values."""
+        """Return how often each parameter is on a longest path at a point."""
         end = self.ends(point)
         event = max(end, key=lambda event: end[event])
         counts = self.durations[event]
-        while waits := self.waits[event]:  # from the last event back to the first
+        while waits := self.waits[event]:  # walk from the last event back to the first
             event, lag = max(waits, key=lambda wait: end[wait[0]] + _dot(wait[1], point))
             counts = [*map(sum, zip(counts, lag, self.durations[event], strict=True))]
         return counts
 
 
 def _check_facets(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
-    """Check that each facet has the counts of a longest path, and that all facets differ."""
+    """Check that each facet counts a longest path at its point, and that all facets differ."""
     for k, (facet, point) in enumerate(zip(form.facets, form.points, strict=True)):
         counts = runs.counts(point)
         if facet != counts:
@@ -257,10 +257,11 @@ def _check_facets(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
 
 
 def _check_cover(form: Form) -> Iterator[Discrepancy]:
-    """Check that cells cover the domain: a wall is shared by two cells or lies on the border."""
-    # Then a straight line from inside a cell to any point of the domain never leaves the cells. A
-    # cell is (facet, ray, ray, ..), the cone of its rays: triangles in a plane. A wall (an edge of
-    # a triangle) lacks one of its rays. The two cells of a wall must lie on opposite sides of it.
+    """Check that the cells cover the domain."""
+    # A cell is the cone of its rays; a plane cuts it in a triangle. A wall of a cell has all rays
+    # of the cell but one; a plane cuts it in an edge. Each wall must lie on the border of the
+    # domain, or between two cells on opposite sides. Then a straight line in the domain never
+    # leaves the cells.
     rays, cells = form.rays, form.cells
     products = [[_dot(row, ray) for row in form.domain] for ray in rays]
     for k, values in enumerate(products):
@@ -282,8 +283,8 @@ def _check_cover(form: Form) -> Iterator[Discrepancy]:
         if side == 0:
             yield Discrepancy(f"cell {k}", "of full dimension", cells[k], "which is flat")
         for corner in range(len(corners)):
-            # The side of a wall on which its cell lies: the determinant with the removed corner in
-            # front, which changes sign with each of the `corner` others that it passes.
+            # The sign says on which side of the wall the cell lies. It is that of the determinant
+            # with the removed corner in front, which changes sign `corner` times on the way there.
             walls[(*corners[:corner], *corners[corner + 1 :])].append(side * (-1) ** corner)
     for wall, sides in walls.items():
         borders = range(len(form.domain))
@@ -296,8 +297,8 @@ def _check_cover(form: Form) -> Iterator[Discrepancy]:
 
 def determinant_sign(matrix: list[Row]) -> int:
     """Return the sign of a determinant (1, 0 or -1), by integer elimination (Bareiss 1968)."""
-    # Dividing by the previous pivot leaves whole numbers. [2 1], [4 5]: the row below becomes
-    # (2 [4 5] - 4 [2 1]) / 1 = [0 6], and 6 is the determinant.
+    # Division by the previous pivot gives whole numbers. For the rows [2 1] and [4 5], the second
+    # row becomes (2 [4 5] - 4 [2 1]) / 1 = [0 6], and 6 is the determinant.
     rows, sign, previous_pivot = [*matrix], 1, 1
     for k in range(len(rows)):
         swap = next((row for row in range(k, len(rows)) if rows[row][k]), None)
@@ -315,7 +316,7 @@ def determinant_sign(matrix: list[Row]) -> int:
 
 
 def _check_gap(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
-    """Check that facets are the largest on their cells, and that no run exceeds form and gap."""
+    """Check that each facet is the largest on its cells, and that the gap holds at all rays."""
     points = [ray[: len(form.names)] for ray in form.rays]
     sums = [[_dot(facet, point) for facet in form.facets] for point in points]
     largest = [*map(max, sums)]

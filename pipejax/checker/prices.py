@@ -1,4 +1,4 @@
-"""Readers of a certificate's links, op times and memory sizes, which check them."""
+"""Readers of the links, op times and memory sizes of a certificate, which check these values."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,12 +31,12 @@ NO_LINKS = {
 }
 MESSAGE = ("latency", "transmit")
 SIZES = ("sizes", "weight_share", "checkpoints")
-AT_WORK = "at_work"  # beside these, where B, I or W recompute by themselves
+AT_WORK = "at_work"  # key of memory that B, I and W hold while they run and recompute
 Prices = dict[str, Any]
 
 
 def read_links(record: Any, table: Table, where: str) -> Prices:
-    """Check a record of links; add `pairs` (model by pair of workers) and `has_rendezvous`."""
+    """Check a record of links; add `pairs` {(sender, receiver): model} and `has_rendezvous`."""
     check_keys(record, NO_LINKS.keys(), where)
     check_word(record["model"], MODELS, f"{where}: model")
     check_word(record["queues"], QUEUES, f"{where}: queues")
@@ -84,7 +84,7 @@ def read_links(record: Any, table: Table, where: str) -> Prices:
 
 
 def full_shape(key: str, table: Table, *values: Any) -> tuple[int, ...]:
-    """Return the shape of times or sizes, with a microbatch axis if one of the values has it."""
+    """Return the shape of times or sizes; it has a microbatch axis if one of `values` has one."""
     scope = table.rules.scope(key)
     shape: tuple[int, ...] = (table.num_stages,)
     if key in MESSAGE:
@@ -92,7 +92,7 @@ def full_shape(key: str, table: Table, *values: Any) -> tuple[int, ...]:
     elif scope == "worker":
         shape = (len(table.rows),)
     differs = any(depth(value) > len(shape) for value in values)
-    can_differ = key != "A" and scope != "stage"  # by microbatch
+    can_differ = key != "A" and scope != "stage"  # whether microbatches may differ
     return (*shape, len(table.pipes)) if differs and can_differ else shape
 
 

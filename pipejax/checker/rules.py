@@ -1,4 +1,4 @@
-"""Op kinds and dependency rules: the usual kinds and rules, and those that a table adds."""
+"""Op kinds and dependency rules: the usual ones (F, B, I, W, ..) and those that a table adds."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -25,7 +25,7 @@ SCOPES = ("microbatch", "stage", "copy", "worker")
 PARTS = ("activation", "for_w", "checkpoint")
 TEXTS = ("letters", "name", "time", "lane", "of")
 KIND_KEYS = {*TEXTS, "together", "slot", "at_start", "at_end", "look"}
-INPUTS = {  # letters of the same stage and microbatch
+INPUTS = {  # letters of an op -> letters of its inputs on the same stage and microbatch
     "R": "FL",
     "B": "FRL",
     "I": "FRL",
@@ -35,7 +35,7 @@ INPUTS = {  # letters of the same stage and microbatch
     "L": "O",
     "WAIT_O": "O",
 }
-USUAL_RULE = -1  # number of all usual rules
+USUAL_RULE = -1  # stands for the number of a rule if the rule is a usual one
 _END = r"(?:([0-9]*)([A-Za-z_]+)([0-9]*)(?:\.([0-9]+))?(?:@(first|last|[+-][0-9]+))?)"
 _RULE = re.compile(
     rf"{_END}\s*<-\s*{_END}\s*(?:\((?:(all)|slice ([+-][0-9]+))\))?\s*(\[message\])?"
@@ -46,12 +46,12 @@ class TableOp(NamedTuple):
     """An op of a table, by letters, stage and microbatch."""
 
     letters: str
-    stage: Any  # an op of no stage has its worker, as "worker 0"
-    microbatch: int  # or the number of a slice; -1 without one
+    stage: Any  # number of the stage; a text such as "worker 0" for an op without a stage
+    microbatch: int  # of the microbatch, or of the slice (microbatch * slices + k); -1 if none
 
 
 class RuleEnd(NamedTuple):
-    """Consumer or producer of a rule; a stage or microbatch of None matches any."""
+    """Consumer or producer of a rule; a stage or microbatch of None stands for any."""
 
     letters: str
     stage: Any
@@ -82,7 +82,7 @@ class TableRules:
         require(is_valid, "forward_only", "true or false", self.forward_only)
         self.is_usual = not any(data.get(key) for key in ("kinds", "rules", "items", "graph"))
         self.is_usual &= self.slices == 1 and not self.forward_only
-        self.lanes = _dictionary(data, "lanes")  # a grammar with lanes alone is still usual
+        self.lanes = _dictionary(data, "lanes")  # lanes add no kinds or rules
         for letters, lane in self.lanes.items():
             is_lane = isinstance(lane, str) and lane not in ("", "compute", "host")
             is_valid = is_lane and letters in ("UNSHARD", "REDUCE_GRAD")
@@ -102,12 +102,12 @@ class TableRules:
         self.rules = [self._read_rule(text) for text in _list(data, "rules", str)]
 
     def _add_kind(self, kind: dict[str, Any]) -> None:
-        """Check an op kind that the table defines, fill in defaults and record it."""
+        """Check an op kind that the table defines, and record it with its defaults."""
         letters = kind.get("letters")
         where = f"kind {letters!r}"
         is_valid = set(kind) <= KIND_KEYS
         require(is_valid, where, f"an object with the keys {', '.join(sorted(KIND_KEYS))}", kind)
-        is_valid = all(isinstance(kind.get(key, "x"), str) and kind.get(key, "x") for key in TEXTS)
+        is_valid = all(isinstance(kind[key], str) and kind[key] for key in TEXTS if key in kind)
         require(is_valid, where, f"an object whose {', '.join(TEXTS)} are texts", kind)
         is_name = isinstance(letters, str) and bool(re.fullmatch(r"[A-Z][A-Za-z_]*", letters))
         is_valid = is_name and letters not in RESERVED and letters not in self.kinds
@@ -148,7 +148,7 @@ class TableRules:
         is_legal = "stage" not in scopes and not consumer.offset
         for end, scope in zip(ends, scopes, strict=True):
             is_legal &= scope != "worker" or (end.stage is None and not end.offset)
-        # an op of a worker has no stage, from which that of the producer could follow
+        # an op of a worker has no stage, so the rule must name the stage of the producer
         if scopes[0] == "worker" and scopes[1] != "worker":
             is_legal &= producer.stage is not None
         is_legal &= not rule.has_message or "worker" not in scopes
@@ -159,7 +159,7 @@ class TableRules:
         return rule
 
     def _read_end(self, fields: tuple[Any, ...], text: str) -> RuleEnd:
-        """Return the consumer or producer of a rule, given the matched groups of its text."""
+        """Return the consumer or producer of a rule from five groups matched by `_RULE`."""
         stage, letters, microbatch, slice_text, place = fields
         if letters not in self.kinds and letters not in LETTERS:
             raise MalformedError(f"rule {text!r}: unknown letters {letters!r}")
@@ -179,7 +179,7 @@ class TableRules:
         return "stage" if letters in SHARDING else "microbatch"
 
     def lane(self, letters: str) -> str:
-        """Return the lane of an op kind; communication cells count as compute here."""
+        """Return the lane of an op kind; the lane of communication cells is "compute"."""
         if letters in self.kinds:
             return str(self.kinds[letters]["lane"])
         if letters in self.lanes:
@@ -187,7 +187,7 @@ class TableRules:
         return "host" if letters in ("O", "L") else "compute"
 
     def stage_cells(self, letters: str) -> list[str]:
-        """List the sharding cells on lanes (UNSHARD, REDUCE_GRAD) that an op waits for."""
+        """List the letters of sharding cells on lanes that an op of this kind waits for."""
         computes = letters in tuple("FBIWR") or (letters in self.kinds and self.is_counted(letters))
         is_end = letters in ("WAIT_REDUCE_GRAD", "U")
         needs = (("UNSHARD", computes), ("REDUCE_GRAD", is_end))
@@ -198,7 +198,7 @@ class TableRules:
         return self.lane(letters) == "compute" and self.scope(letters) == "microbatch"
 
     def is_row_op(self, letters: str) -> bool:
-        """Return whether an op kind counts as an op of the row; sharding cells and waits do not."""
+        """Return whether an op kind is an op of the row, not a sharding or a wait cell."""
         added = letters in self.kinds and self.scope(letters) != "stage"
         return letters in tuple("FBIWRU") or added
 
@@ -207,7 +207,7 @@ class TableRules:
         return letters in self.kinds and bool(self.kinds[letters]["together"])
 
     def is_gradient(self, letters: str) -> bool:
-        """Return whether an op kind ends a backward, by freeing the last part of an activation."""
+        """Return whether an op kind ends a backward and so frees the rest of an activation."""
         if letters not in self.kinds:
             return letters in ("B", "W")
         changes = self.kinds[letters]["at_end"]
@@ -229,8 +229,8 @@ class TableRules:
         return [b for a, b in self.graph if a == stage] if self.graph else [stage + 1]
 
     def route(self, source: int, target: int) -> tuple[int, int] | None:
-        """Return a message's direction (0 forward, 1 backward) and boundary; None if no edge."""
-        if not self.graph:
+        """Return (direction, boundary) of a message; None if no edge joins the two stages."""
+        if not self.graph:  # direction 0 is forward, 1 backward
             return int(source > target), min(source, target)
         edges = enumerate(self.graph)
         return next(
@@ -238,7 +238,7 @@ class TableRules:
         )
 
     def usual_inputs(self, op: TableOp) -> Iterator[TableOp]:
-        """List the inputs of an op by the usual rules, even those that the table lacks."""
+        """List the inputs of an op by the usual rules; the table may lack some of them."""
         letters, stage, microbatch = op
         for input_letters in INPUTS.get(letters, ""):
             yield op._replace(letters=input_letters)
@@ -262,9 +262,9 @@ class TableRules:
     def added_inputs(
         self, op: TableOp, worker: int, num_stages: int, num_microbatches: int
     ) -> Iterator[tuple[TableOp, bool, int]]:
-        """List an op's inputs by added rules: (producer, whether by message, number of rule)."""
-        # With the rule "F <- G@-1", F of stage 2 and microbatch 5 has the input G of stage 1 and
-        # microbatch 5. A worker's op has no stage; `worker` names its producer.
+        """List (producer, has_message, number of the rule) of an op's inputs by added rules."""
+        # By the rule "F <- G@-1", F of stage 2 and microbatch 5 has the input G of stage 1 and
+        # microbatch 5. A producer with the scope "worker" is on the worker of the op.
         _, stage, microbatch = op
         for number, rule in enumerate(self.rules):
             if not self.is_consumer(rule, op, num_stages):
@@ -285,7 +285,7 @@ class TableRules:
                 numbers = range(end.microbatch, end.microbatch + 1)
             else:
                 other = microbatch + rule.slice_offset
-                is_same = other // self.slices == microbatch // self.slices  # microbatch
+                is_same = other // self.slices == microbatch // self.slices  # same microbatch
                 numbers = range(other, other + 1) if is_same else range(0)
             for source in sources:
                 for m in numbers:
@@ -294,7 +294,7 @@ class TableRules:
     def check_rule(
         self, rule: TableRule, ops: Collection[TableOp], stages: int, count: int
     ) -> None:
-        """Check that the table has a rule's stages, microbatches and an op that it makes wait."""
+        """Check that the stages and microbatches of a rule exist, and that it applies to an op."""
         text = f"rule {rule.text}"
         for end in (rule.consumer, rule.producer):
             is_stage = end.stage in (None, "last", *range(stages))
@@ -305,7 +305,7 @@ class TableRules:
         require_legal(has_consumer, f"{text}: the table holds no op that waits by it")
 
     def op_text(self, op: TableOp) -> str:
-        """Write an op as in a table, with slice k of microbatch m as m.k."""
+        """Write an op as a table does; slice k of microbatch m is m.k."""
         stage = "" if isinstance(op.stage, str) else op.stage
         text = "" if op.microbatch < 0 else str(op.microbatch)
         if text and self.slices > 1:

@@ -1,7 +1,8 @@
 """The run of a table, as events that wait for other events.
 
-An event is a cell (worker, slot), a message by its SEND, or an all-reduce ("A", ..) or an update
-("U", ..) at the end of the step. It starts when the last event that it waits for has ended.
+An event is a cell (worker, slot), a message (named by its SEND), or at the end of the step an
+all-reduce ("A", ..) or an update ("U", ..). An event starts when all events that it waits for have
+ended.
 """
 
 from collections import defaultdict
@@ -41,15 +42,16 @@ class TableMessage(NamedTuple):
 
 
 class Run:
-    """Start and end of a table's events [s]; `waits` lists (awaited event, lag after its end)."""
+    """Start and end of all events of a table [s]."""
 
     def __init__(
         self, table: Table, links: Prices, seconds: Prices, *, is_unit: bool = False
     ) -> None:
-        """Collect the events and their waits, and compute start and end of each event."""
+        """Collect all events and what they wait for; compute start and end of each event."""
         self.table, self.rules, self.links = table, table.rules, links
         self.seconds, self.is_unit = seconds, is_unit
         self.durations: dict[Event, float] = {}
+        # for each event: (event that it waits for, lag after the end of that event)
         self.waits: dict[Event, list[tuple[Event, float]]] = defaultdict(list)
         self.messages: dict[Event, TableMessage] = {}
         self.queues: dict[Event, list[tuple[Any, Event]]] = defaultdict(list)
@@ -70,9 +72,9 @@ class Run:
         self.waits[event] += [(producer, 0.0) for producer in producers if producer is not None]
 
     def unit_end(self, cell: Cell) -> float:
-        """Return a cell's end in the message-free run, which orders messages without cells."""
+        """Return the end of a cell in the message-free run, by which messages are ordered."""
         if self._unit is None:
-            length = max(self.table.num_stages, len(self.table.rows))  # of lists by either
+            length = max(self.table.num_stages, len(self.table.rows))  # lists by stage or worker
             slots: dict[str, Any] = {x: UNIT_TIMES.get(x, 0) for x in TIMED}
             slots |= {letters: kind["slot"] for letters, kind in self.rules.kinds.items()}
             seconds = {letters: [slot] * length for letters, slot in slots.items()}
@@ -85,7 +87,7 @@ class Run:
         seconds, (_, stage, microbatch) = self.seconds, cell[0]
         if len(cell) == 2 and "pair" in seconds:
             return at_microbatch(seconds["pair"][stage], microbatch)
-        times = [  # a place is a stage such as 2, or "worker 2"
+        times = [  # `place` is a stage such as 2, or a text such as "worker 2"
             at_microbatch(seconds[letters][int(str(place).removeprefix("worker "))], m)
             if letters in seconds
             else 0.0
@@ -99,10 +101,10 @@ class Run:
     def _add_rows(self) -> None:
         """Add the executed cells; each waits for the previous cell of its row on the same lane."""
         skipped = COMMUNICATION if self.links["has_rendezvous"] else COMMUNICATION + WAIT_SEND
-        self.previous: dict[Cell, Event | None] = {}  # last cell on compute before each cell
-        self.next_op: dict[Event, Event] = {}  # op after each op of a row
+        self.previous: dict[Cell, Event | None] = {}  # for each cell: the compute cell before it
+        self.next_op: dict[Event, Event] = {}  # for each op: the next op of its row
         self.last: dict[Any, Event] = {}  # last cell on compute, by worker
-        self.last_op: dict[int, Event] = {}  # by worker, the last op in the order of its row
+        self.last_op: dict[int, Event] = {}  # by worker: last op of the row so far
         # REDUCE_GRAD cells on a lane, by stage and worker
         self.reduced: dict[tuple[int, int], list[Cell]] = defaultdict(list)
         for worker, row in enumerate(self.table.rows):
@@ -118,7 +120,7 @@ class Run:
                 self.last[worker] = self.lane_cell["compute"]
 
     def _add_cell(self, event: Cell, cell: list[TableOp]) -> None:
-        """Add an executed cell, let it wait for earlier cells of its row, and record it as last."""
+        """Add an executed cell, which waits for earlier cells of its row on the same lane."""
         worker, (letters, stage, _) = event.worker, cell[0]
         lane, previous = self.rules.lane(letters), self.previous[event]
         self.durations[event] = self.duration(cell)
@@ -155,7 +157,7 @@ class Run:
             self._add_default_updates()
 
     def _add_listed_updates(self) -> None:
-        """Add an all-reduce before each update that the table lists as a cell."""
+        """Add an all-reduce before each update that is a cell of the table."""
         cells = self.table.cell
         for update, last_gradient in self.table.last_gradient.items():
             reduction = update._replace(letters="A")
@@ -167,8 +169,8 @@ class Run:
 
     def _add_default_updates(self) -> None:
         """Add one all-reduce per stage, and one update per stage and worker."""
-        # An all-reduce waits for the last gradient of its stage on each of its workers; an update
-        # on a worker waits for the all-reduce, and for the worker's last op.
+        # An all-reduce waits for the last gradient of its stage on each worker with this stage. An
+        # update waits for the all-reduce of its stage, and for the last op of its worker.
         last_gradient: dict[tuple[int, int], Cell] = {}  # by stage and worker
         first_microbatch: dict[tuple[int, int], int] = {}
         for (letters, stage, microbatch), cell in self.table.cell.items():
@@ -188,7 +190,7 @@ class Run:
             self.last[worker] = self.last_op[worker] = update
 
     def _add_reduction(self, stage: int, workers: list[int], gradients: list[Cell]) -> None:
-        """Add a stage's all-reduce, which waits for the last gradient on each of its workers."""
+        """Add the all-reduce of a stage, which waits for the last gradient on each worker."""
         reduction = "A", stage, -1
         self.durations[reduction] = float(self.seconds["A"][stage])
         cells = [*gradients, *(cell for w in workers for cell in self.reduced[stage, w])]
@@ -201,7 +203,7 @@ class Run:
             self.queues[group].append(((end, len(self.table.rows), stage), reduction))
 
     def _groups(self, sender: int, receiver: int) -> list[Event]:
-        """Name the groups of shared links that carry messages from a sender to a receiver."""
+        """List the groups of shared links to which the link from sender to receiver belongs."""
         shared = self.links["shared_links"]
         if shared == "pairs":
             return [("shared", *sorted((sender, receiver)))]
@@ -210,7 +212,8 @@ class Run:
     def _add_inputs(self) -> None:
         """Let ops wait for their inputs; inputs from another worker arrive as messages."""
         cells = self.table.cell
-        # by producer, cell and stage of the consumer, since one message serves a cell
+        # by (producer, cell, stage of the consumer), because one message serves all ops of a stage
+        # in a cell
         consumers_by_message: dict[Any, list[tuple[int, int, TableOp]]] = defaultdict(list)
         for op, cell in cells.items():
             for producer, has_message, rule in self.table.inputs(op):
@@ -228,13 +231,13 @@ class Run:
                 self._wait(cell, awaited_op(op))
 
     def _add_message(self, producer: TableOp, op: TableOp, rule: int) -> None:
-        """Add the message from a producer to an op that waits for it by a numbered rule."""
-        # In each queue, messages wait for each other in the order of `key`, or of `rank` on a link.
+        """Add the message from a producer to an op that waits for it by the rule with a number."""
+        # Messages on a link are sorted by `rank`, messages in any other queue by `key`.
         source, target = self.table.cell[producer], self.table.cell[op]
         sender, receiver = source.worker, target.worker
         route = self.rules.route(producer.stage, op.stage)
         assert route is not None  # a legal table has one
-        direction, boundary = route  # 0 to a later stage, 1 back
+        direction, boundary = route
         microbatch = producer.microbatch
         pipe = self.table.pipes[microbatch]
         latency, transmit = (
@@ -262,7 +265,7 @@ class Run:
             self._add_rendezvous(event, message_cells(producer, op), direction, key)
 
     def _name_message(self, producer: TableOp, op: TableOp, letter: str) -> tuple[Event, str]:
-        """Return the event of a message and its name: by its SEND, or by both ops."""
+        """Return the event and the name of a message: its SEND, or producer and consumer."""
         if self.rules.is_usual:
             send, _ = message_cells(producer, op)
             return send, f"{producer.stage}SEND_{letter}{producer.microbatch}"
@@ -275,8 +278,8 @@ class Run:
     def _add_rendezvous(
         self, event: Event, ops: tuple[TableOp, TableOp], direction: int, key: Event
     ) -> None:
-        """Queue a message at its sender and at its receiver, which both wait for each other."""
-        # Queues follow the order of SEND and RECV cells (`ops`), or `key` if the table has none.
+        """Add a message to a queue of its sender and to one of its receiver."""
+        # Queues have the order of SEND and RECV cells (`ops`); without such cells, that of `key`.
         workers = self.messages[event].sender, self.messages[event].receiver
         for op, worker, other in zip(ops, workers, workers[::-1], strict=True):
             scope = {"worker": (), "pair": (other,), "direction": (direction,)}
@@ -287,7 +290,7 @@ class Run:
                 self._wait(event, self.previous[cell])
 
     def _model(self, sender: int, receiver: int, transmit: float) -> str:
-        """Return the link model of a message: `queued` for small ones under rendezvous."""
+        """Return the link model of a message; small messages under rendezvous are `queued`."""
         pairs = self.links["pairs"]
         back = pairs.get((receiver, sender), self.links["model"])
         model = str(pairs.get((sender, receiver), back))
@@ -305,7 +308,7 @@ class Run:
             self.waits.update(dict.fromkeys(cells, waits))
 
     def _run(self) -> None:
-        """Start each event when the last event that it waits for has arrived, and set its end."""
+        """Compute start and end of each event, and the event that it waits for longest."""
         self.start: dict[Event, float] = {}
         self.end: dict[Event, float] = {}
         self.last_wait: dict[Event, Event] = {}
@@ -330,7 +333,7 @@ class Run:
             raise DeadlockError(self, self._cycle())
 
     def _cycle(self) -> list[Event]:
-        """Return a cycle of events in which each event waits for the next."""
+        """Return a list of events in which each waits for the next, and the last for the first."""
         event = next(event for event in self.durations if event not in self.end)
         path: list[Event] = []
         while event not in path:
@@ -339,14 +342,14 @@ class Run:
         return path[path.index(event) :]
 
     def letters(self, event: Event) -> str:
-        """Return the letters of the op in a cell, or "" if the event is no cell."""
+        """Return the letters of the op in a cell, or "" if the event is not a cell."""
         if not isinstance(event[0], int):
             return ""
         worker, slot = event
         return self.table.rows[worker][slot][0].letters
 
     def worker_events(self, worker: int) -> list[Event]:
-        """List a worker's executed compute cells, then its updates at the end of the step."""
+        """List the executed compute cells of a worker, then its updates at the end of the step."""
         cells = (event for event in self.end if event[0] == worker and self.letters(event))
         events = [event for event in cells if self.rules.lane(self.letters(event)) == "compute"]
         return events + [event for event in self.end if event[0] == "U" and event[2] == worker]
@@ -375,5 +378,5 @@ class Run:
 
 
 def by_worker(values: Iterable[Any]) -> dict[str, Any]:
-    """Return a dict of values under the names of workers in a certificate."""
+    """Return {"worker 0": value, ..}, as in a certificate."""
     return {f"worker {worker}": value for worker, value in enumerate(values)}

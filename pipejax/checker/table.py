@@ -34,17 +34,17 @@ PAIR = re.compile(r"\(([^;()]+);([^;()]+)\)\s*OVERLAP_F_B")
 
 
 class Cell(NamedTuple):
-    """A place in a table, by worker and slot."""
+    """Position of a cell in a table."""
 
     worker: int
     slot: int
 
 
 class CellReader:
-    """Reader of the text of cells, given the op letters of a table."""
+    """Reader of the texts of cells."""
 
     def __init__(self, rules: TableRules) -> None:
-        """Compile the pattern of an op's text: stage, letters, microbatch or slice, lane."""
+        """Compile the pattern for the text of an op: stage, letters, microbatch or slice, lane."""
         letters = sorted([*LETTERS, *rules.kinds], key=len, reverse=True)
         number = "([0-9]{0,9})()"
         if rules.slices > 1:
@@ -53,7 +53,7 @@ class CellReader:
         self.form = re.compile(rf"([0-9]{{0,9}})({'|'.join(letters)}){number}(?:@(\w+))?")
 
     def read_cell(self, text: str, worker: int) -> list[TableOp]:
-        """Return the ops in a cell's text: no op, one op, or the two ops of a fused pair."""
+        """Return the ops of a cell: none, a single op, or the two ops of a fused pair."""
         text = text.strip()
         pair = PAIR.fullmatch(text)
         if not pair:
@@ -85,7 +85,7 @@ class Table:
 
     def __init__(self, data: Any) -> None:
         """Read a table from JSON data and check that it is legal."""
-        self._read(data)  # all but the cells: rules, placement, number of stages
+        self._read(data)  # rules, placement and number of stages, but not the cells
         for stage in {stage for edge in self.rules.graph for stage in edge}:
             require_legal(stage < self.num_stages, f"graph: stage {stage} does not exist")
         reader = CellReader(self.rules)
@@ -129,7 +129,7 @@ class Table:
             fault = "missing" if key in KEYS else "unknown"
             raise MalformedError(f"{fault} key {key!r} in the table")
         form = data["format"], data["version"]
-        is_valid = repr(form) == "('pipejax-table', 1)"  # true is no 1
+        is_valid = repr(form) == "('pipejax-table', 1)"  # `==` on numbers would accept true for 1
         require(is_valid, "format and version of the table", "'pipejax-table' and 1", form)
         is_valid = isinstance(data["name"], str) and len(data["name"]) <= LONGEST_NAME
         require(is_valid, "name", f"a text of at most {LONGEST_NAME} characters", data["name"])
@@ -158,8 +158,9 @@ class Table:
         self._read_weights(data.get("weights", {}))
 
     def _read_weights(self, rule: Any) -> None:
-        """Read the rule `weights`: which weights a gradient uses."""
-        # behind: age in updates; runs, local_steps: LocalSGD's parallel runs, steps per average
+        """Read the weight rule, which says which weight version a forward reads."""
+        # behind: age of the version in updates; runs: number of LocalSGD's models; local_steps:
+        # updates of a model between two averages
         keys = ("behind", "runs", "local_steps")
         is_rule = isinstance(rule, dict) and set(rule) <= set(keys)
         has_counts = is_rule and all(is_whole(rule.get(key, 1), 1) for key in keys[1:])
@@ -180,7 +181,7 @@ class Table:
             require_legal(is_same, f"slices of microbatch {number // slices} are in several pipes")
 
     def _place(self, op: TableOp, cell: Cell) -> None:
-        """Record an op's cell; check its stage, microbatch and worker, and that it is unique."""
+        """Record the cell of an op; check stage, microbatch and worker, and that the op is new."""
         _, stage, microbatch = op
         text = f"op {self.rules.op_text(op)} on worker {cell.worker}"
         count = self.num_microbatches
@@ -197,7 +198,7 @@ class Table:
         self.cell[op] = cell
 
     def inputs(self, op: TableOp) -> Iterator[tuple[TableOp, bool, int]]:
-        """List the inputs of an op as (producer, whether a message is possible, number of rule)."""
+        """List (producer, has_message, number of the rule) of all inputs of an op."""
         for producer in self.rules.usual_inputs(op):
             if producer in self.cell:
                 yield producer, True, USUAL_RULE
@@ -211,9 +212,9 @@ class Table:
         require_legal(False, f"missing op {self.rules.op_text(op)}: {why}")
 
     def _check_complete(self) -> None:
-        """Check that microbatches pass all stages, and that wait cells have an op to wait for."""
+        """Check that microbatches pass all stages, and that ops of wait cells exist."""
         rules = self.rules
-        # in a table with only phases of the user's own, a microbatch need not pass all stages
+        # if all op kinds are added by the table, a microbatch need not pass all stages
         passes_all = not rules.kinds or any(op.letters in tuple("FBIW") for op in self.cell)
         for stage in range(self.num_stages if passes_all else 0):
             for microbatch in range(self.num_microbatches):
@@ -225,7 +226,7 @@ class Table:
                     self._miss(producer, f"{rules.op_text(op)} waits for it")
 
     def _check_passes(self, stage: int, microbatch: int) -> None:
-        """Check that a microbatch has a forward, a backward and complete offloads on a stage."""
+        """Check that a microbatch has a forward, a backward, and O only with L on a stage."""
         ops = {letters: TableOp(letters, stage, microbatch) for letters in "FBIWOLU"}
         has = {letters: op in self.cell for letters, op in ops.items()}
         if not has["F"]:
@@ -246,7 +247,7 @@ class Table:
             require_legal(not is_split, f"op {text} does the backward twice: it is also split")
 
     def _check_order(self) -> None:
-        """Check that no op waits for a later op of its row, and that messages follow edges."""
+        """Check that no op waits for a later op of its row, and that messages run along edges."""
         rules = self.rules
         for op, (worker, slot) in self.cell.items():
             producers = [producer for producer, *_ in self.inputs(op)]
@@ -266,7 +267,7 @@ class Table:
             require_legal(has_way, f"{text}: no message leads there")
 
     def crossing(self) -> Iterator[tuple[TableOp, TableOp]]:
-        """List (producer, consumer) of all messages between workers."""
+        """List (producer, consumer) of each message between workers."""
         for op, (worker, _) in self.cell.items():
             for producer, has_message, _ in self.inputs(op):
                 if has_message and self.cell[producer].worker != worker:
@@ -302,12 +303,12 @@ class Table:
             require_legal(is_plain, "weights have a rule, and no U cell updates them")
 
     def _follow_updates(self, row: list[TableOp]) -> None:
-        """Check that each gradient is applied, and that no forward reads weights of the future."""
-        # by stage and run (a copy of the weights in LocalSGD): unapplied gradients, updates so far
+        """Check that each gradient is applied, and that each forward reads existing weights."""
+        # by (stage, run): gradients not yet applied, and updates so far; a run is a LocalSGD model
         gradients: dict[Any, list[TableOp]] = defaultdict(list)
         num_updates: dict[Any, int] = defaultdict(int)
-        version = {}  # by stage and microbatch: number of updates that its forward read
-        round_size = self.runs * self.local_steps  # microbatches between two averages
+        version = {}  # by (stage, microbatch): number of updates before the forward
+        round_size = self.runs * self.local_steps  # microbatches between two averages of the runs
         for k, op in enumerate(row):
             letters, stage, microbatch = op
             key, text = (stage, microbatch % self.runs), self.rules.op_text(op)
@@ -332,7 +333,7 @@ class Table:
             require_legal(not ops, f"the gradient of {texts} is never applied")
 
     def _check_gathered(self, worker: int, row: list[TableOp]) -> None:
-        """Check that UNSHARD and RESHARD alternate in a row, and that ops have gathered weights."""
+        """Check that UNSHARD and RESHARD alternate, and that ops have gathered weights."""
         changes = ("UNSHARD", "RESHARD")
         has_weights = {op.stage: False for op in row if op.letters in changes}
         for op in row:
@@ -347,7 +348,7 @@ class Table:
 
 
 def message_cells(producer: TableOp, consumer: TableOp) -> tuple[TableOp, TableOp]:
-    """Return the SEND and RECV cells of the message from a producer to a consumer."""
+    """Return the SEND and the RECV of the message from a producer to a consumer."""
     letter = "F" if producer.stage < consumer.stage else "B"
     send, receive = f"SEND_{letter}", f"RECV_{letter}"
     return producer._replace(letters=send), consumer._replace(letters=receive)

@@ -1,4 +1,4 @@
-"""Checks of single values in a certificate, and the two errors that refuse a certificate."""
+"""Checks of values in a certificate, and the two errors for certificates that are refused."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -8,21 +8,21 @@ MAX_VALUE_TEXT = 100  # characters of a value in an error
 
 
 class MalformedError(ValueError):
-    """Error of data that does not have the form of a certificate."""
+    """Error about data without the form of a certificate."""
 
 
 class IllegalError(Exception):
-    """Error of a certificate whose table cannot run."""
+    """Error about a certificate whose table cannot run."""
 
 
 def require_legal(condition: object, reason: str) -> None:
-    """Raise an `IllegalError` with a reason, unless a condition holds."""
+    """Raise an `IllegalError` with this reason if the condition is false."""
     if not condition:
         raise IllegalError(reason)
 
 
 def require(condition: object, where: str, allowed: str, value: Any) -> None:
-    """Unless a condition holds, raise a `MalformedError` that names allowed and actual value."""
+    """Raise a `MalformedError` with the allowed and the actual value if a condition is false."""
     if not condition:
         text = repr(value)
         shown = text if len(text) <= MAX_VALUE_TEXT else f"{text[:MAX_VALUE_TEXT]}..."
@@ -96,10 +96,10 @@ def check_table_of_numbers(value: Any, width: int, where: str) -> None:
 
 
 def depth(value: Any) -> int:
-    """Return how many levels of nested lists a value has."""
+    """Return the number of levels of nested lists: 0 for a number, 1 for a list of numbers."""
     return 1 + depth(value[0]) if isinstance(value, list) and value else 0
 
 
 def at_microbatch(time: Any, microbatch: int) -> float:
-    """Return the time of a microbatch [s], given one time for all or a list by microbatch."""
+    """Return the time of a microbatch [s]; `time` is a list by microbatch, or a single number."""
     return float(time[microbatch] if isinstance(time, list) else time)
