@@ -11,7 +11,7 @@ import pipejax as pj
 from pipejax.analysis.comparison.table_difference import row_exchanges, table_difference
 from pipejax.analysis.runs.timeline import arrows, bars
 from pipejax.schedules.cells.ops import Phase
-from pipejax.schedules.table.links import Links
+from pipejax.schedules.table.links import LINKS, Links
 
 
 def levels(name, p=4, m=8, link="delay", slots=None, **costs):
@@ -193,7 +193,7 @@ def test_nothing_takes_time():
     assert (result.bound_by, result.path_share) == ("nothing", {})
 
 
-@pytest.mark.parametrize("link", ["delay", "queued", "blocking", "rendezvous"])
+@pytest.mark.parametrize("link", LINKS)
 def test_timeline_is_consistent(link, data):
     table = pj.read_table(data / "DualPipeV_4_8.comms.csv")
     costs = pj.Costs(forward=1.0, input_grad=1.5, weight_grad=0.7, latency=0.1, transmit=0.4)

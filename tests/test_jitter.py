@@ -23,9 +23,10 @@ from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.pricing import price
 from pipejax.engine.recurrence import critical_path
 from pipejax.schedules import REGISTRY
+from pipejax.schedules.table.links import LINKS
 
 
-@pytest.mark.parametrize("link", daily(["delay", "queued", "blocking", "rendezvous"]))
+@pytest.mark.parametrize("link", daily(LINKS))
 def test_a_sample_can_be_looked_at(link):
     table = build("zb-h1" if "zb-h1" in REGISTRY else "interleaved-1f1b", 2, 4)
     costs = make_costs(table)

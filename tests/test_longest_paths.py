@@ -14,8 +14,8 @@ import pipejax as pj
 from pipejax.analysis.paths.longest_paths import Kinds, PathRanking
 from pipejax.analysis.runs.timeline import bars
 from pipejax.base import longest_path
+from pipejax.schedules.table.links import LINKS
 
-LINKS = st.sampled_from(["delay", "queued", "blocking", "rendezvous"])
 SMALL = ["--schedule", "chimera", "--workers", 4, "--microbatches", 4]
 TIMES = ["--stage-times", "F=1,B=2", "--comm", 0.1]
 
@@ -87,7 +87,11 @@ def test_tails_are_what_is_left_behind_each_node(graph):
     )
 
 
-@given(case=strategies.cases(pairs=True, step_end=True), link=LINKS, distinct=st.booleans())
+@given(
+    case=strategies.cases(pairs=True, step_end=True),
+    link=st.sampled_from(LINKS),
+    distinct=st.booleans(),
+)
 @settings(max_examples=30)
 def test_counts_are_what_is_on_the_path(case, link, distinct):
     run = pj.evaluate(case.table, case.costs, link=link)

@@ -14,6 +14,7 @@ from legal_sizes import WHOLE
 import pipejax as pj
 from pipejax.schedules.cells.ops import WAIT_SEND
 from pipejax.schedules.table.links import (
+    LINKS,
     format_pair_links,
     format_pairs,
     parse_pair_links,
@@ -121,7 +122,7 @@ def test_all_reduces_of_a_worker_go_one_by_one():
     one_worker = table("0F0 1F0 1B0 0B0")
     updated = table("0F0 1F0 1B0 0B0 0U0 1U0")  # the update that comes first waits for both
     for entry in (one_worker, CHIMERA, updated):
-        for link in ("delay", "queued", "blocking", "rendezvous"):
+        for link in LINKS:
             assert makespan(entry, link, costs) == end
     # the order is that of unit slots, whatever the times
     late = pj.Costs(forward=F, backward=B, all_reduce=np.array([1.0, 9.0]))

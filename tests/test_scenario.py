@@ -29,6 +29,7 @@ from pipejax.costing import (
     SlowWorkers,
     TableFile,
 )
+from pipejax.schedules.table.links import LINKS
 
 NAMES = {flag(name): name for name in CATALOGUE}
 FIELDS = {field.name: field for field in dataclasses.fields(SizedRunOptions)}
@@ -69,7 +70,7 @@ class Draw:
 
     def links(self):
         pick = self.rng.choice
-        model = pick(["delay", "queued", "blocking", "rendezvous"])
+        model = pick(LINKS)
         fields = {"host_links": pick([(), ((0, 1), (2, 3))])}
         fields["pair_links"] = pick([(), {(0, 1): "queued", (1, 0): "delay"}])
         if model != "delay":

@@ -15,6 +15,7 @@ from pipejax.costs.stage.stage_work import stage_bytes
 from pipejax.schedules.cells.cells import WeightRule
 from pipejax.schedules.cells.dependencies import find_versions, versions_held
 from pipejax.schedules.table.held_activations import peak_in_flight
+from pipejax.schedules.table.links import LINKS
 from pipejax.schedules.table.slot_simulation import spread
 from pipejax.schedules.table.table import without
 
@@ -249,7 +250,7 @@ def test_updates_are_ops():
     table = build(p=4, m=8)
     plain = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8, slots={"F": 1, "B": 1})
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.5)
-    for link in ("delay", "queued", "blocking", "rendezvous"):
+    for link in LINKS:
         assert (
             pj.evaluate(table, costs, link=link).makespan
             == pj.evaluate(plain, costs, link=link).makespan

@@ -16,6 +16,7 @@ from legal_sizes import build
 import pipejax as pj
 from pipejax.costs.stage.model_topology import model_placements
 from pipejax.costs.topology import levels_on
+from pipejax.schedules.table.links import LINKS
 from pipejax.search.orders import permutations as permutation_search
 
 COSTS = pj.Costs(forward=1.0, backward=2.0)
@@ -37,7 +38,7 @@ def far_times(placement, sizes, times, places):
 @settings(max_examples=30)
 @given(
     case=strategies.cases(pairs=True, step_end=True),
-    link=st.sampled_from(["delay", "queued", "blocking", "rendezvous"]),
+    link=st.sampled_from(LINKS),
     data=st.data(),
 )
 def test_messages_take_what_the_link_between_two_places_does(case, link, data):

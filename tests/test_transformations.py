@@ -16,13 +16,13 @@ import pipejax as pj
 from pipejax.base.many_numbers import FUNCTIONS, Many
 from pipejax.costs import array_functions as xp
 from pipejax.engine.batched import makespans as module
+from pipejax.schedules.table.links import LINKS
 
 slow = pytest.mark.slow
 
 SIZE = 3
 BANDWIDTHS = np.array([1.0, 4.0, 20.0, 90.0]) * 1e9
 FIELDS = ("forward", "backward", "input_grad", "weight_grad", "latency", "transmit")
-LINKS = ("delay", "queued", "blocking", "rendezvous")
 
 
 @functools.cache

@@ -112,7 +112,7 @@ def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay")
     Args:
       table: the schedule.
       costs: unbatched costs [s], by stage or by stage and microbatch.
-      link: link model: "delay", "queued", "blocking" or "rendezvous", or `Links`.
+      link: name of the link model (docs/link_models.md), or `Links`.
 
     Returns:
       Times, ratios, memory counts and the critical path.

@@ -40,8 +40,7 @@ def lower(
 
     Args:
       table: the schedule.
-      link: link model: "delay", "queued", "blocking" or "rendezvous" (docs/semantics.md), or
-        `Links` with all that is to be said about them.
+      link: name of the link model (docs/link_models.md), or `Links` with more settings of links.
       step_end: whether to add the gradient all-reduce of every stage (beside compute) and the
         optimizer update of every stage copy (on its worker, after the all-reduce). If both cost
         nothing they change no makespan, but all-reduces keep their turn on a shared link. If cells

@@ -119,7 +119,7 @@ class Links:
     defaults for all other fields.
 
     Args:
-      model: link model: "delay", "queued", "blocking" or "rendezvous" (docs/semantics.md).
+      model: name of the link model (docs/link_models.md).
       queues: scope of the communication queues under rendezvous: "worker", "pair" or "direction".
       host_links: groups of workers that share a host link, as ((0, 1), (2, 3)); a worker in none
         has its own.
