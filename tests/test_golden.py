@@ -86,6 +86,15 @@ def differences(new, old, at=""):
     return [] if new == old else [f"{at}: {new!r}, recorded {old!r}"]
 
 
+def keep_close(new, old):
+    """Return a new answer with the recorded number where the two differ by rounding only."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {key: keep_close(item, old.get(key)) for key, item in new.items()}
+    if isinstance(old, list) and isinstance(new, list) and len(new) == len(old):
+        return [keep_close(a, b) for a, b in zip(new, old, strict=True)]
+    return new if differences(new, old) else old
+
+
 def test_every_command_is_here():
     assert {*LINES} == {*COMMANDS}
 
@@ -112,5 +121,6 @@ if __name__ == "__main__":
     for path, text in FILES.items():
         Path(path).write_text(text)
     answers = {name: answer(name) for name in LINES}
+    answers = keep_close(answers, json.loads(GOLDEN.read_text()))
     GOLDEN.write_text(json.dumps(answers, indent=1) + "\n")
     sys.exit(0)

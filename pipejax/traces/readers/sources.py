@@ -26,6 +26,7 @@ _TIMER = re.compile(
     r"elapsed time per iteration \(ms\):|time across ranks \(ms\):|^\s+forward-compute \.{2,}: \(",
     re.MULTILINE,
 )
+_JSON = re.compile(r"\s*(\{|\[\s*([\[{\"\]]|$))")
 _GZIP_MAGIC = b"\x1f\x8b"
 _DELIMITERS = ",;\t"
 
@@ -168,8 +169,9 @@ def is_log(head: str) -> bool:
 
 
 def is_json(head: str) -> bool:
-    """Return whether a file is a JSON list or object."""
-    return head.lstrip().startswith(("[", "{"))
+    """Return whether a file is a JSON object, or a list of objects, lists or texts."""
+    # lines of logs begin as [rank0]: or [2026-11-30 10:00:01]
+    return bool(_JSON.match(head))
 
 
 def is_json_lines(head: str) -> bool:
