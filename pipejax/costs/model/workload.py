@@ -322,7 +322,7 @@ def model_parts(model: Model) -> list[str]:
 def missing_parts(model: Model, recompute: str) -> list[str]:
     """List the parts of layers that a recomputation names and a model lacks."""
     parts = {*parse_recompute(recompute).in_layer.split("+")} & {*MODULES}
-    return sorted(parts - {*model_parts(model)})
+    return sorted(parts.difference(model_parts(model))) if parts else []
 
 
 def stage_layers(

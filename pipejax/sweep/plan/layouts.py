@@ -1,6 +1,7 @@
 """Layouts of a job: every legal choice of degrees, microbatch size and schedule, as columns."""
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -111,7 +112,7 @@ class PlanRequest:
             return self.room
         return sure_memory(self.room, float(self.system.memory_available), self.memory_factors)
 
-    @property
+    @functools.cached_property
     def recomputations(self) -> tuple[str, ...]:
         """List the names that `Layouts.recompute` indexes: modes, then parts of layers."""
         parts = [parts for parts in LATENT_PARTS if not missing_parts(self.model, parts)]
