@@ -368,6 +368,7 @@ def test_repairs_come_before_faster_hardware(answer, tmp_path, name):
     path = tmp_path / "costs.json"
     path.write_text(json.dumps(costs))
     run = ("explain", "-s", "1f1b", "-P", 8, "-M", 24, "--costs", path, "--link", "rendezvous")
+    run = (*run, "--schedules", "1f1b")
     rows = [row for row in answer(*run)["remedies"] if row["shelf"] == "hardware"]
     for first, second in itertools.pairwise(rows):
         weights = [1.1 if row["kind"] == "repair" else 1.0 for row in (first, second)]
