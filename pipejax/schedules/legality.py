@@ -300,8 +300,9 @@ def check_order(content: Content) -> None:
     else:
         tail, head = cell_edges(content)
     cells, ends = np.unique([tail, head], return_inverse=True)
+    tail, head = ends.reshape(2, -1)  # numbered among the cells with edges
     try:
-        topological_order(len(cells), *ends.reshape(2, -1), content.num_workers)
+        topological_order(len(cells), tail, head, content.num_workers)
     except CycleError as error:
         cycle = cells[error.cycle].tolist()
         reason = f"deadlock: no op of this cycle can start: {content.text_of_cycle(cycle)}"
