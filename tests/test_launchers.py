@@ -613,6 +613,43 @@ def test_deepspeed_is_told_whether_exchanges_are_beside_compute(zero, overlap, o
     assert launch.options["zero_optimization"].get("overlap_comm") is option
 
 
+@pytest.mark.parametrize(("zero", "overlap"), [(0, 0.0), (1, 0.0), (2, 0.0), (3, 1.0)])
+@pytest.mark.parametrize("option", [None, 0.0, 1.0])
+def test_deepspeed_overlaps_exchanges_by_default_at_zero_3(answer, tmp_path, zero, overlap, option):
+    """DeepSpeed's zero/config.py sets overlap_comm to `stage == 3` where no file does."""
+    table = pj.schedules.build("1f1b", num_workers=1, num_microbatches=4)
+    machine = pj.load_system("a100-40gb")
+    expected = pj.Workload(
+        pj.load_model("mpt-7b"),
+        minibatch=4,
+        data_parallel=32,
+        zero=zero,
+        overlap=overlap if option is None else option,
+    )
+    step = pj.evaluate(table, pj.stage_costs(expected, machine, table)).step_time
+    job = ["-m", "mpt-7b", "-y", "a100-40gb", "--launcher", "DeepSpeed", "--zero", zero]
+    job += [] if option is None else ["--overlap", option]
+    layout = ["-s", "1f1b", "-P", 1, "-M", 4, "--minibatch", 4, "--data-parallel", 32]
+    assert answer("evaluate", *layout, *job)["makespan"] == pytest.approx(step, rel=1e-9)
+    grid = {"schedules": "1f1b", "workers": 1, "microbatches": 4, "models": "mpt-7b"}
+    grid |= {"systems": "a100-40gb", "launcher": "DeepSpeed", "minibatch": 4}
+    grid |= {"data_parallel": 32, "zero": zero} | ({} if option is None else {"overlap": option})
+    point = run_sweep(grid, tmp_path / "sweep").load()
+    if zero in (0, 1) and option == 1.0:  # which DeepSpeed lacks
+        return
+    assert point.step_time.item() == pytest.approx(step, rel=1e-9)
+    plan = ["--gpus", 32, "--minibatch", 128, "--microbatch-size", 1, "--recompute", "none"]
+    plan += ["--data", 32]
+    if expected.zero == 3 or pj.memory_bytes(expected, table).max() < 36e9:
+        result = answer("plan", *plan, *job)
+        assert result["best"]["step_time"] == pytest.approx(step, rel=1e-9)
+        again = answer(*shlex.split(result["next"][0].removeprefix("pipejax ")))
+        assert again["makespan"] == pytest.approx(step, rel=1e-9)
+        options = result["launch"]["DeepSpeed"]["options"]
+        has_overlap = options["zero_optimization"].get("overlap_comm", False)
+        assert has_overlap == bool(expected.overlap)
+
+
 @pytest.mark.parametrize(
     ("workers", "data", "zero", "overlap", "is_lacked"),
     [

@@ -205,7 +205,9 @@ def _axis_values(key: str, declaration: Mapping[str, Any], where: str) -> Any:
 def _defaults(declaration: Mapping[str, Any], where: str) -> tuple[Stack, Collection[str]]:
     """Return the software of systems if none is declared, and keys that it or a launcher sets."""
     launchers = _read_values("launcher", declaration, where) or (None,)
-    launcher_keys = {key for name in launchers if name for key in find_launcher(name).workload}
+    records = [find_launcher(name) for name in launchers if name]
+    launcher_keys = {key for record in records for key in record.workload}
+    launcher_keys |= {"overlap" for record in records if record.overlap_from_zero < math.inf}
     models, systems = (_read_values(key, declaration, where) for key in ("models", "systems"))
     if "stack" in declaration or not (models and systems):  # without these it is refused later
         return AS_THE_SYSTEM, {*OF_WORKLOAD, *launcher_keys}

@@ -392,7 +392,7 @@ def _parse_model(
         fields["weight_share"] = run.weight_share
     if run.recompute_again:
         fields["recompute_again"] = True
-    from pipejax.costs.model.launchers import launcher_defaults, merge_fields
+    from pipejax.costs.model.launchers import default_overlap, launcher_defaults, merge_fields
     from pipejax.costs.stage.stage_costs import check_machine
 
     bare, loaded = pj.load_system(run.system), load_with(run.model, run.sequence)
@@ -401,6 +401,7 @@ def _parse_model(
     machine = software.on(bare)
     chosen = {name for name, value in fields.items() if value not in (None, 0, False)}
     fields = merge_fields(defaults, fields)
+    fields = default_overlap(run.launcher, fields.get("zero", 0)) | fields
     for name, degrees in NEEDED_DEGREES.items():
         if name in chosen and all(fields.get(degree, 1) == 1 for degree in degrees):
             needs = " or ".join(map(flag, degrees))
@@ -468,7 +469,7 @@ def _times_options(source: Any) -> Options:
 
 def _model_options(scenario: "pj.Scenario") -> Options:
     """Return the options of a model: those that differ from the defaults of its software."""
-    from pipejax.costs.model.launchers import launcher_defaults, merge_fields
+    from pipejax.costs.model.launchers import default_overlap, launcher_defaults, merge_fields
 
     workload, system, files = scenario.source.workload, scenario.source.system, scenario.files
     assert workload is not None
@@ -491,6 +492,7 @@ def _model_options(scenario: "pj.Scenario") -> Options:
         if loaded != value:
             raise ValueError(f"{name} {names[name]} is not as in its file: write it and name it")
     options["minibatch"] = workload.minibatch
+    defaults = default_overlap(files.get("launcher"), workload.zero) | defaults
     usual_fields = merge_fields(defaults, {"pipeline_layout": workload.pipeline_layout})
     # the layout sets units of embedding and head; without it here, it is written as an option
     usual = pj.Workload(model, workload.minibatch, **usual_fields | {"pipeline_layout": ""})

@@ -216,7 +216,7 @@ def _assumptions(plan: "PlanResult") -> Iterator[object]:
 
     overlaps = []
     for name, axis, traffic, flag in OVERLAPS:
-        share = plan.request.shared.get(name, 0.0)
+        share = getattr(plan.best.workload, name)
         verb = {0.0: "do not overlap", 1.0: "overlap"}.get(share, f"overlap by {100 * share:g} %")
         if plan.best.layout[axis] > 1:
             scope = "compute"

@@ -647,6 +647,7 @@ class Launcher(NamedTuple):
     gradient_bytes: float | None = None  # of an accumulated gradient by default, if known
     workload: Mapping[str, Any] = {}  # defaults of `Workload` fields that differ from ours
     alone: Mapping[str, Any] = {}  # further defaults for a job without a pipeline
+    overlap_from_zero: float = math.inf  # ZeRO from which exchanges are beside compute by default
     resets: Mapping[str, Any] = {}  # options of its recipes that a run without them must undo
     uneven: str = "needs equal layers, or --pipeline-layout"  # its rule of unequal stages
     length: str = ""  # its option of the sequence length, if there is one
@@ -762,6 +763,12 @@ def launcher_defaults(
     alone = launcher.alone if workers == 1 else {}
     defaults = {**launcher.workload, **software.workload, **alone}
     return software.model(model), software, fields_for(model, defaults)
+
+
+def default_overlap(name: str | None, zero: int) -> dict[str, float]:
+    """Return the field `overlap` that a launcher sets by default with a ZeRO; {} if it does not."""
+    has_overlap = bool(name) and zero >= find_launcher(str(name)).overlap_from_zero
+    return {"overlap": 1.0} if has_overlap else {}
 
 
 def merge_fields(defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

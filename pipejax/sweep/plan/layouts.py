@@ -25,7 +25,7 @@ from pipejax.base.checks import (
 )
 from pipejax.base.display import short_repr
 from pipejax.base.progress import Notice
-from pipejax.costs.model.launchers import find_launcher, machine_launches
+from pipejax.costs.model.launchers import default_overlap, find_launcher, machine_launches
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload, assign_layers, missing_parts, stage_layers
 from pipejax.costs.model.workload_fields import RECOMPUTE, WORKLOAD_FIELDS, check_recompute
@@ -242,7 +242,7 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
     ]
     if not splits:
         raise ValueError(_why_none(request))
-    # flash attention recomputes scores anyway
+    # flash attention keeps no scores, which selective recomputation would free
     skipped_mode = "selective" if request.model.flash_attention else None
     modes = [mode for mode in request.recomputations if mode != skipped_mode]
     options = [
@@ -291,7 +291,7 @@ def layout_workload(request: PlanRequest, layouts: Layouts, place: int) -> Workl
         zero=layout["zero"],
         embedding_units=layout["embedding_units"],
         loss_units=layout["loss_units"],
-        **request.shared,
+        **default_overlap(request.launcher, layout["zero"]) | request.shared,
     )
 
 

@@ -17,7 +17,12 @@ from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.data_files import load_json
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.files import atomic_write, check_origin, provenance
-from pipejax.costs.model.launchers import LAUNCHERS, find_launcher, launcher_defaults
+from pipejax.costs.model.launchers import (
+    LAUNCHERS,
+    default_overlap,
+    find_launcher,
+    launcher_defaults,
+)
 from pipejax.costs.model.stack import AS_THE_SYSTEM, Stack, load_stack
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.sources import ModelCosts
@@ -245,6 +250,7 @@ def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaun
         launchers = (request.launcher,) if can_change else ()
     for name in launchers:
         model, software, defaults = launcher_defaults(name, workload.model, request.system, stack)
+        defaults = default_overlap(name, workload.zero) | defaults
         fields = {k: v for k, v in defaults.items() if k in SHARED and k not in request.shared}
         source = ModelCosts(
             dataclasses.replace(workload, model=model, **fields),

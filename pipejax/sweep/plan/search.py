@@ -17,6 +17,7 @@ from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress
 from pipejax.base.ties import pareto_front
 from pipejax.costs.costs import Costs
+from pipejax.costs.model.launchers import default_overlap
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Stages, assign_layers, build_stages
@@ -26,7 +27,7 @@ from pipejax.costs.stage.stage_work import StageBytes, bytes_of_stages, work_of_
 from pipejax.costs.system.system import System
 from pipejax.engine.batched.pricing import priced_on_host
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.sweep.plan.layouts import Layouts, PlanRequest, layout_workload, program_shape
+from pipejax.sweep.plan.layouts import ZERO, Layouts, PlanRequest, layout_workload, program_shape
 from pipejax.sweep.plan.programs import (
     ProgramShape,
     build_table,
@@ -97,6 +98,9 @@ def _layout_numbers(request: PlanRequest, layouts: Layouts) -> Layout:
     columns["microbatch_size"] = layouts.microbatch_size.astype(float)
     columns["sequence_parallel"] = (layouts.tensor > 1) * float(request.has_sequence_parallel)
     _, columns["recompute_group"] = _whole_layers(request, layouts)
+    if "overlap" not in request.shared:
+        overlaps = [default_overlap(request.launcher, zero).get("overlap", 0.0) for zero in ZERO]
+        columns["overlap"] = np.array(overlaps)[layouts.zero]
     all_layouts = dataclasses.replace(first, **columns)
     numbers: Layout = jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), all_layouts)
     return numbers
