@@ -791,7 +791,7 @@ def test_a_run_of_one_replica_is_drawn_by_step(result):
 
     workers, stages = _maps(result)
     assert (workers.rows[0], stages.rows[-1]) == ("worker 0", "stage 7")
-    assert (workers.across, workers.columns) == ("step", ["0", "1"])
+    assert (workers.x_label, workers.columns) == ("step", ["0", "1"])
     assert workers.seconds[:, 0].tolist() == [
         result.attribution.by_name("worker")[str(k)].by_step[0] for k in range(4)
     ]

@@ -1,4 +1,4 @@
-"""Drawings of arrays and evaluations; the only package of pipejax that imports matplotlib."""
+"""Drawings of arrays and evaluations; only this package of pipejax imports matplotlib."""
 
 from pipejax.base.namespaces import lazy
 

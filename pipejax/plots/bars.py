@@ -1,4 +1,4 @@
-"""Draw each worker as a row, with ops as bars, messages as lines or bars, and memory as areas."""
+"""Drawings with a row for each worker: ops as bars, messages as lines or bars, memory as areas."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,18 +19,19 @@ from pipejax.schedules.cells.ops import COMPUTING, Op
 
 MAX_LABELS = 2000  # largest number of ops that show their microbatch
 HATCH = "////"
-TRANSFERS = "transfers"  # a lane of pictures alone
-_ROW_INCH, _OPS_SHARE = 0.28, 0.8  # height of a worker's row, and the share of it that ops take
-_LONE_LANE_INCH, _LANE_INCH, _GAP_INCH = 0.14, 0.1, 0.02  # height that a lane below the ops adds
+TRANSFERS = "transfers"  # a lane that exists only in pictures
+_ROW_INCH, _OPS_SHARE = 0.28, 0.8  # height of a worker's row, and share of the height for ops
+# height that a lane below the ops adds if it is the only one, or one of several; gap between lanes
+_LONE_LANE_INCH, _LANE_INCH, _GAP_INCH = 0.14, 0.1, 0.02
 _FRAME_POINTS, _EDGE_POINTS, _TRANSFER_POINTS = 0.9, 0.4, 0.2  # widths of lines around bars
-MAX_SHAPES = 5000  # largest number of shapes that are vectors in a pdf or svg
-_MESSAGE_ZORDER = 0.8  # above the line of idle time, behind ops
+MAX_SHAPES = 5000  # a pdf or svg with more shapes stores them as pixels
+_MESSAGE_ZORDER = 0.8  # messages cover the line of idle time, and ops cover messages
 _DIGIT_WIDTH = 0.66  # relative to the size of the font
-Room = tuple[float, float]  # room for a number: width per digit [s], height [rows]
+Space = tuple[float, float]  # free space for a number: width per digit [s], height [rows]
 
 
 class Lane(NamedTuple):
-    """Vertical range of a lane's bars in a row, relative to the middle of the row."""
+    """Vertical range of the bars of a lane, relative to the middle of the row [rows]."""
 
     top: float
     height: float
@@ -40,16 +41,16 @@ class DrawnOp(NamedTuple):
     """Rectangle of an op; a fused pair has two rectangles, one above the other."""
 
     op: Op
-    number: str  # text of its microbatch
+    number: str  # number of its microbatch, as text
     start: float  # [s]
     finish: float  # [s]
     top: float  # in rows
     height: float  # in rows
-    depth: float = 0.0  # how deep the colour of its phase is, from 0 to 1
+    depth: float = 0.0  # from 0 (the colour of its phase) to 1 (the darkest shade of it)
 
 
 def lanes_below(shown_bars: Sequence[Bar], *, transfers: bool = False) -> list[str]:
-    """List the lanes that need space below the compute ops of a row, in the order of phases."""
+    """List the lanes below the compute ops of a row, in the order of their phases."""
     used = bar_phases([bar for bar in shown_bars if bar.worker != NO_WORKER])
     lanes = [phase.kind.lane for phase in used if phase.kind.lane != COMPUTING]
     return [*dict.fromkeys(lanes), *([TRANSFERS] if transfers else [])]
@@ -61,7 +62,7 @@ def row_height(below: Sequence[str]) -> float:
 
 
 def share_row(below: Sequence[str]) -> dict[str, Lane]:
-    """Divide a worker's row vertically: return the range of its ops and of each lane below."""
+    """Return {lane: vertical range in a worker's row} for compute and for the lanes `below`."""
     row = row_height(below)
     pitch = _LONE_LANE_INCH if len(below) == 1 else _LANE_INCH
     ops_top, ops_bottom = (1 - _OPS_SHARE) / 2 * _ROW_INCH, (1 + _OPS_SHARE) / 2 * _ROW_INCH
@@ -84,29 +85,29 @@ def draw_bars(
     transfers: Sequence[Arrow] = (),
     looks: Mapping[str, palette.Look] | None = None,
 ) -> None:
-    """Draw the ops of each worker in a row; critical ops are framed, the second pipe is hatched.
+    """Draw the ops of each worker in a row, with frames around critical ops.
 
     Args:
-      axes: to draw on.
-      shown_bars: the ops.
+      axes: axes to draw on.
+      shown_bars: bars of the ops.
       workers: number of rows.
       until: right end of the time axis [s].
       since: left end of the time axis [s].
-      hatched: ops of the second pipe.
+      hatched: ops with hatching: those of the second pipe.
       depth: (stages) depth of the colour of each stage, from 0 to 1; all 0 if empty.
       transfers: messages, drawn in an extra lane below the ops of sender and receiver.
-      looks: looks of phases by letter; those of the drawn phases if None.
+      looks: looks of phases by letter; None: distinct looks for the drawn phases.
     """
     axes.set_xlim(since, until if until > since else since + 1)
     labels = [f"worker {worker}" for worker in range(workers)]
     has_collectives = any(bar.worker == NO_WORKER for bar in shown_bars)
     style.name_rows(axes, [*labels, "all-reduce"] if has_collectives else labels)
     visible = [bar for bar in shown_bars if bar.start < until and bar.finish > since]
-    visible = visible or list(shown_bars)  # in a run that takes no time
+    visible = visible or list(shown_bars)  # if the run takes no time, no bar overlaps the window
     lanes = share_row(lanes_below(shown_bars, transfers=bool(transfers)))
     looks = palette.phase_looks(bar_phases(shown_bars)) if looks is None else looks
     ops = [op for bar in visible for op in _drawn_ops(bar, workers, lanes)]
-    if len(depth):  # ops without a stage have depth 0
+    if len(depth):  # depth 0 for ops without a stage
         shades = dict(enumerate(depth))
         ops = [op._replace(depth=shades.get(op.op.stage, 0.0)) for op in ops]
     groups: dict[tuple[str, bool, float], list[DrawnOp]] = {}
@@ -139,14 +140,14 @@ def draw_bars(
 
 
 def _vertical_range(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> tuple[float, float]:
-    """Return top and height of a bar [rows]; all-reduces have a row below the workers."""
+    """Return (top, height) of a bar [rows]; all-reduces have a row below all workers."""
     if bar.worker == NO_WORKER:
         return workers + lanes[COMPUTING].top, lanes[COMPUTING].height
     return bar.worker + lanes[bar.lane].top, lanes[bar.lane].height
 
 
 def _drawn_ops(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> list[DrawnOp]:
-    """Return the rectangles of a bar's ops, stacked vertically."""
+    """Return the rectangles of the ops in a bar, one above the other."""
     top, bar_height = _vertical_range(bar, workers, lanes)
     height = bar_height / len(bar.ops)
     drawn_ops = []
@@ -157,7 +158,7 @@ def _drawn_ops(bar: Bar, workers: int, lanes: Mapping[str, Lane]) -> list[DrawnO
 
 
 def _corners(sides: Sequence[tuple[float, ...]]) -> Any:
-    """Return the corners of boxes, as (boxes, 4, 2), given their start, end, top and bottom."""
+    """Return the corners (boxes, 4, 2) of boxes; a side is (start, end, top, bottom)."""
     start, end, top, bottom = np.array(sides, float).reshape(-1, 4).T
     return np.stack([start, top, end, top, end, bottom, start, bottom], axis=1).reshape(-1, 4, 2)
 
@@ -174,7 +175,7 @@ def _widths(axes: Axes, ops: Sequence[DrawnOp], widest: float) -> Any:
 def _draw_group(
     axes: Axes, group: list[DrawnOp], look: palette.Look, is_hatched: bool, shapes: dict[str, Any]
 ) -> None:
-    """Draw ops of equal phase and colour depth; `shapes` are options of all collections."""
+    """Draw ops with the same phase and depth; `shapes` has options for matplotlib."""
     patch_style = style.rectangle(look, group[0].depth)
     strokes = patch_style.pop("hatch", None)
     corners = _op_corners(group)
@@ -186,7 +187,7 @@ def _draw_group(
 
 
 def bar_entries(bars: Sequence[Bar], hatched: str = "", deep: str = "") -> list[Patch | Line2D]:
-    """List the legend entries; `hatched`: text for hatching, `deep`: text for darker colours."""
+    """List legend entries of bars, with texts for hatching and for darker colours, if any."""
     used = bar_phases(bars)
     looks = palette.phase_looks(used)
     entries: list[Patch | Line2D] = [
@@ -213,24 +214,24 @@ LIMIT: Mapping[str, Any] = {"color": palette.VERMILION, "linewidth": 0.8, "lines
 class Curves(NamedTuple):
     """Activation memory of each worker over time, with limits and unit."""
 
-    memory: ActivationMemory  # steps and peaks of each worker
-    name: str  # of the sizes, for the title
+    memory: ActivationMemory  # memory over time and peak memory of each worker
+    name: str  # name of the quantity, for the title
     text: Callable[[float], str]  # formats a size
-    # of all workers, or (workers) of each; none if None
+    # limit of every worker, or (workers) limits; None if there is no limit
     limit: float | Float[NumpyArray, " workers"] | None = None
 
 
 def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
-    """Draw each worker's activation memory over time as a row, and mark its peak.
+    """Draw the activation memory of each worker over time as a row, and mark the peak.
 
-    All rows have one scale, up to the largest peak or limit.
+    All rows have the same scale, up to the largest peak or limit.
     """
     memory = curves.memory
     limits = [] if curves.limit is None else [np.broadcast_to(curves.limit, memory.peak.shape)]
     scale = _PEAK_SHARE / (max(sizes.max() for sizes in (memory.peak, *limits)) or 1)
     for worker, (peak, peak_time) in enumerate(zip(memory.peak, memory.peak_at, strict=True)):
         times, sizes = memory.curve(worker)
-        base = worker + 0.5  # lower edge of the row; heights grow upwards, to smaller values
+        base = worker + 0.5  # lower edge of the row; the axis points down: higher is smaller
         heights, times = base - scale * np.append(sizes, 0.0), np.append(times, until)
         area: dict[str, Any] = {"color": palette.SKY, "alpha": 0.6, "linewidth": 0}
         axes.fill_between(times, base, heights, step="post", **area)
@@ -259,25 +260,25 @@ def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
 
 
 class _Number(Text):
-    """Text of an op's microbatch number, drawn only if all numbers of the row fit."""
+    """Number of the microbatch of an op; it is drawn only if the numbers of its row fit."""
 
-    def __init__(self, axes: Axes, op: DrawnOp, room: Room, ends: Any, **look: Any) -> None:
+    def __init__(self, axes: Axes, op: DrawnOp, space: Space, ends: Any, **look: Any) -> None:
         middle = sum(ends) / 2, op.top + op.height / 2
         super().__init__(*middle, op.number, ha="center", va="center", **look)
-        self._digit, self._height = room
+        self._digit, self._height = space
         self._axes = axes
         self.set_transform(axes.transData)
         self.set_in_layout(False)
 
     def get_visible(self) -> bool:
-        """Return whether the number fits its space (in data units) at the present zoom."""
+        """Return whether the number fits into its space at the present zoom."""
         axes, font_points = self._axes, float(self.get_fontsize())
         box, (start, end), (low, high) = axes.bbox, axes.get_xlim(), axes.get_ylim()
         points_per_pixel = 72 / axes.figure.dpi
         digit_points = self._digit / abs(end - start) * box.width * points_per_pixel
         height_points = self._height / abs(high - low) * box.height * points_per_pixel
-        has_room = digit_points >= _DIGIT_WIDTH * font_points and height_points >= 0.8 * font_points
-        return bool(super().get_visible() and has_room)
+        fits = digit_points >= _DIGIT_WIDTH * font_points and height_points >= 0.8 * font_points
+        return bool(super().get_visible() and fits)
 
 
 def _draw_numbers(
@@ -290,24 +291,25 @@ def _draw_numbers(
         if op.number:
             rows.setdefault((round(op.top), op.op.phase.kind.lane), []).append(op)
     for row in rows.values():
-        # The narrowest op sets the size of all numbers of a row: all show, or none. An op that the
-        # window cuts has less room, and may hide its number alone.
+        # The narrowest op of a row decides whether all numbers of the row are visible. An op that
+        # the window cuts has less space, and may hide its own number alone.
         uncut = [op for op in row if op.start >= since and op.finish <= until] or row
         row_digit_width = min((op.finish - op.start) / len(op.number) for op in uncut)
         row_height = min(op.height for op in uncut)
         for op in row:
             start, finish = max(op.start, since), min(op.finish, until)
             digit_width = min(row_digit_width, (finish - start) / len(op.number))
-            room = digit_width, min(row_height, op.height)
+            space = digit_width, min(row_height, op.height)
             look = looks[op.op.phase.name].deepened(op.depth)
             text: dict[str, Any] = {"zorder": 4, "fontsize": style.small(), "clip_on": True}
             if op.op in hatched:
                 text["bbox"] = {"facecolor": look.fill, "edgecolor": "none", "pad": 0.3}
-            axes.add_artist(_Number(axes, op, room, (start, finish), color=look.ink, **text))
+            axes.add_artist(_Number(axes, op, space, (start, finish), color=look.ink, **text))
 
 
 def draw_messages(axes: Axes, messages: Sequence[Arrow], *, top: float, bottom: float) -> None:
-    """Draw messages as lines from sender to receiver, between top and bottom edges of ops."""
+    """Draw messages as lines from the row of the sender to the row of the receiver."""
+    # `top` and `bottom` are the edges of ops, relative to the middle of a row
     lines = []
     for message in messages:
         is_down = message.receiver > message.sender
@@ -323,7 +325,7 @@ def draw_messages(axes: Axes, messages: Sequence[Arrow], *, top: float, bottom: 
 
 
 def draw_transfers(axes: Axes, messages: Sequence[Arrow], top: float, height: float) -> None:
-    """Draw messages as bars in a lane of sender and receiver; critical messages are framed."""
+    """Draw messages as bars in the rows of sender and receiver, critical messages with frames."""
     for is_critical in (False, True):
         bars = [
             (message.start, message.finish, worker + top, worker + top + height)

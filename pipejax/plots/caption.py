@@ -16,7 +16,7 @@ from pipejax.schedules.table.links import LINK_OPTIONS
 Run = TypeVar("Run")
 SLOTS = "slots"
 TIME_UNITS = ("s", "ms", "us", "ns")
-_OPTIONAL = (*STEP_END, *SHARDING)  # phases that cost nothing unless their time is given
+_OPTIONAL = (*STEP_END, *SHARDING)  # phases whose default time is 0
 
 
 class TimeUnit(NamedTuple):
@@ -31,7 +31,7 @@ class TimeUnit(NamedTuple):
 
 
 def choose_unit(runs: Sequence[Evaluation], unit: str | None = None) -> TimeUnit:
-    """Return the requested unit, or the most readable one for the longest run."""
+    """Return the requested unit; by default, the most readable unit for the longest run."""
     if unit is None:
         return TimeUnit(*time_unit(max(run.makespan for run in runs)))
     name = resolve_choice(unit, (*TIME_UNITS, SLOTS), "unit")
@@ -39,7 +39,7 @@ def choose_unit(runs: Sequence[Evaluation], unit: str | None = None) -> TimeUnit
 
 
 def named(runs: Iterable[tuple[str, Run]]) -> dict[str, Run]:
-    """Make the names of runs distinct by numbering repeated names."""
+    """Return {name: run}, with numbers after repeated names."""
     runs_by_name: dict[str, Run] = {}
     counts = Counter[str]()
     for name, run in runs:
@@ -49,7 +49,7 @@ def named(runs: Iterable[tuple[str, Run]]) -> dict[str, Run]:
 
 
 def headlines(name: str, run: Evaluation, unit: TimeUnit) -> list[str]:
-    """Return alternative headlines of a run, from full (step time, idle share, links) to short."""
+    """Return three headlines of a run, from full (step time, idle share, links) to short."""
     facts = [f"idle {100 * run.bubble_ratio:.1f} %", f"link model {run.links.model}"]
     start = f"{name}: {unit.text(run.makespan)}"
     return [", ".join([start, *facts[:count]]) for count in (2, 1, 0)]
@@ -62,7 +62,7 @@ def caption_of_runs(
     setting: str = "",
     window: Window | None = None,
 ) -> str:
-    """Write the caption of runs: first the facts that all runs share, then those of each run."""
+    """Write the caption of runs: first the facts that all runs share, then the other facts."""
     facts = [_facts(run, unit) for run in runs.values()]
     shared = [fact for fact in facts[0] if len(runs) > 1 and all(fact in other for other in facts)]
     sentences = [", ".join([setting, *shared] if setting else shared)]
@@ -77,7 +77,7 @@ def caption_of_runs(
 
 
 def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
-    """List the facts of a run for a caption: its size, op times and links."""
+    """List the facts of a run for a caption: workers, microbatches, op times and links."""
     costs = run.costs
     timed = [phase for phase in run.table.used_phases if phase.kind.time]
     timed += [phase for phase in _OPTIONAL if np.any(costs.time(phase))]
@@ -105,7 +105,7 @@ def _facts(run: Evaluation, unit: TimeUnit) -> list[str]:
 
 
 def _range(cost: Any, unit: TimeUnit) -> str:
-    """Format a cost as a number, or as its smallest and largest value; "" without values."""
+    """Write a cost as a number or as "low to high"; "" if the cost has no values."""
     if cost is None:
         return ""
     values = np.asarray(cost, float)
@@ -118,6 +118,6 @@ def _range(cost: Any, unit: TimeUnit) -> str:
 
 
 def link_settings(links: Any) -> str:
-    """List all settings of links, except the model, that differ from their defaults."""
+    """Write all settings of links that differ from their defaults, except the link model."""
     changed = {name: value for name, value in links.changed().items() if name != "model"}
     return ", ".join(LINK_OPTIONS[name].caption.format(value) for name, value in changed.items())

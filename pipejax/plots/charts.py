@@ -1,4 +1,4 @@
-"""Draw charts of placements, predictions, gradient delays, sensitivities and jitter samples."""
+"""Charts of placements, predictions, gradient delays, sensitivities and jitter samples."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,15 @@ from pipejax.base.data_files import load_json
 from pipejax.costs.topology import PlacedCosts, Seats
 from pipejax.plots import palette, style
 
-LEVEL_GAP = 0.9  # gap between two nodes, and again between two racks, in widths of a place
-LINK_COLOURS = (palette.GREY, palette.VERMILION, palette.VIOLET)  # by level; the last for all above
-ARC_RISE = 0.3  # rise of an arc for each width of a place that it spans
+LEVEL_GAP = 0.9  # gap between nodes, and additional gap between racks, in widths of a place
+# colours of links in a node, between nodes, and at all higher levels
+LINK_COLOURS = (palette.GREY, palette.VERMILION, palette.VIOLET)
+ARC_RISE = 0.3  # height of an arc, relative to its width
 PLACEMENT_INCH = 1.4  # height of a placement
 
 
 def machine_picture(placed: PlacedCosts, shown: Mapping[str, Seats]) -> Figure:
-    """Draw named placements, one below the other, as workers on nodes with arcs for messages."""
+    """Draw named placements, one below the other: workers on nodes, messages as arcs."""
     paper = style.Paper()
     picture = style.Picture(paper, PLACEMENT_INCH * len(shown) + 0.4)
     with mpl.rc_context(paper.settings()):
@@ -49,15 +50,15 @@ def machine_picture(placed: PlacedCosts, shown: Mapping[str, Seats]) -> Figure:
 def _draw_placement(
     axes: Axes, placed: PlacedCosts, worker_places: Int[NumpyArray, " workers"], name: str
 ) -> float:
-    """Draw workers at their places with arcs for messages; return the height of the top arc."""
-    # `placed.level` is the level of the link between two places.
-    # neighbours are 1 apart, plus a gap for each level: levels 0, 1, 0 give x = 0, 1, 2.9, 3.9
+    """Draw workers at their places, and messages as arcs; return the height of the top arc."""
+    # `placed.level` (places, places) is the level of the link between two places. Neighbours have
+    # the distance 1, plus a gap for each level: levels 0, 1, 0 give x = 0, 1, 2.9, 3.9.
     neighbour_levels = placed.level.diagonal(offset=1)
     place_x = np.append(0.0, np.cumsum(1.0 + LEVEL_GAP * neighbour_levels))
     top = 0.5
     for level in range(int(placed.level.max())):
         is_near = placed.level <= level  # places within one node, or one rack
-        for group in np.unique(is_near.argmax(axis=1)).tolist():  # first place of each
+        for group in np.unique(is_near.argmax(axis=1)).tolist():  # its first place
             _frame(axes, place_x[is_near[group]], level)
     for (first, second), count in _message_counts(placed).items():
         start, end = sorted((place_x[worker_places[first]], place_x[worker_places[second]]))
@@ -100,17 +101,17 @@ def _frame(axes: Axes, place_x: NumpyArray, level: int) -> None:
 
 
 def _message_counts(placed: PlacedCosts) -> Mapping[tuple[int, int], int]:
-    """Count the stage boundaries that lie between each pair of workers."""
+    """Return {(worker, worker): number of stage boundaries between these workers}."""
     placement = placed.table.placement
     ends = np.sort(np.stack([placement[:, :-1].ravel(), placement[:, 1:].ravel()]), axis=0)
     pairs, counts = np.unique(ends[:, ends[0] != ends[1]], axis=1, return_counts=True)
     return {(a, b): n for (a, b), n in zip(pairs.T.tolist(), counts.tolist(), strict=True)}
 
 
-# markers and colours of groups, in turn
+# (marker, colour) of each group; more groups repeat them
 _COLOURS = palette.BLUE, palette.VERMILION, palette.GREEN, palette.ORANGE, palette.PURPLE
 GROUP_LOOKS = [*zip("os^DvPo", (*_COLOURS, palette.SKY, palette.BLACK), strict=True)]
-EVEN_TICKS_RATIO = 10.0  # ratio of the ends of an axis up to which its ticks are evenly spaced
+EVEN_TICKS_RATIO = 10.0  # below this ratio of its ends, an axis has evenly spaced ticks
 
 
 def draw_predictions(
@@ -119,7 +120,7 @@ def draw_predictions(
     predicted: Float[NumpyArray, " rows"],
     groups: Sequence[str],
 ) -> None:
-    """Draw predicted against measured times [s] as points, with the diagonal and a 10 % band."""
+    """Draw points of measured and predicted times [s], with the diagonal and a 10 % band."""
     times = np.concatenate([measured, predicted])
     ends = np.array([times.min() / 1.2, times.max() * 1.2])
     axes.plot(ends, ends, color=palette.BLACK, linewidth=0.6)
@@ -156,7 +157,7 @@ MIN_AXIS_END = 3  # smallest right end of the axis of delays
 
 
 def draw_delays(axes: Axes, histogram: Int[NumpyArray, " delays"], mean: float) -> None:
-    """Draw a histogram of gradient delays, with the mean and the largest delay marked."""
+    """Draw a histogram of gradient delays with lines at the mean and at the largest delay."""
     share = 100 * histogram / histogram.sum()
     axes.bar(np.arange(len(share)), share, width=0.9, color=palette.BLUE)
     largest = len(share) - 1
@@ -165,7 +166,7 @@ def draw_delays(axes: Axes, histogram: Int[NumpyArray, " delays"], mean: float) 
     axes.set(xlabel="delay [block updates]", ylabel="share of (update, stage) [%]")
     axes.set_xlim(-0.6, max(largest, MIN_AXIS_END) + 0.6)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.figure.legend(loc="outside lower center", ncols=2)  # beside the bars, wherever they stand
+    axes.figure.legend(loc="outside lower center", ncols=2)  # outside: it covers no bars
 
 
 SWING_COLOURS = (palette.BLUE, palette.ORANGE)
@@ -179,7 +180,7 @@ def draw_tornado(
 ) -> None:
     """Draw how the step time changes with a smaller and a larger value of each parameter.
 
-    Parameters of the machine stand above those of the work, in each part the largest swing on top.
+    Parameters of the machine are above those of the work, and larger swings above smaller ones.
     """
 
     def width(name: str) -> float:
@@ -189,7 +190,7 @@ def draw_tornado(
 
     large = [name for name in swings if width(name) >= MIN_SWING]
     names = sorted(large, key=lambda name: (not name.startswith(WORK), width(name)))
-    # rows of the work, a free row for a label if both parts exist, rows of the machine
+    # from below: rows of the work, a free row for a label if both parts exist, rows of the machine
     num_work = sum(name.startswith(WORK) for name in names)
     has_label = 0 < num_work < len(names)
     places = np.arange(len(names), dtype=float)
@@ -205,7 +206,7 @@ def draw_tornado(
         )
     ends = np.array([swings[name] for name in names], float).reshape(-1, 2)  # None is NaN
     changes = 100 * (np.nan_to_num(ends, nan=step_time) / step_time - 1)
-    overlap = changes.prod(axis=1) > 0  # both bars lie on one side: draw one above the other
+    overlap = changes.prod(axis=1) > 0  # both changes have the same sign: draw two thin bars
     for values, side, colour in zip(changes.T, (1, -1), SWING_COLOURS, strict=True):
         rows = places + np.where(overlap, side * 0.175, 0.0)
         axes.barh(rows, values, height=np.where(overlap, 0.35, 0.7), color=colour)
@@ -240,7 +241,7 @@ MARK: Mapping[str, Any] = {"linestyle": "", "color": palette.BLACK}
 QUANTILE: Mapping[str, Any] = {**MARK, "marker": "|", "markersize": 7, "markeredgewidth": 0.8}
 DIAMOND = {"marker": "D", "markersize": 3.5, "markerfacecolor": palette.WHITE}
 WITHOUT_JITTER: Mapping[str, Any] = {**MARK, **DIAMOND}
-MAX_QUANTILE = 0.95  # quantile up to which violins are drawn; rare stalls would flatten them
+MAX_QUANTILE = 0.95  # violins end at this quantile, because rare stalls would flatten them
 
 
 def draw_violins(
@@ -249,13 +250,13 @@ def draw_violins(
     without: Mapping[str, float],
     colours: Mapping[str, str],
 ) -> None:
-    """Draw the samples of each name as a violin, the first name on top, with quantiles as lines.
+    """Draw samples as violins, one for each name, with lines at quantiles.
 
     Args:
-      axes: to draw on.
-      samples: (samples) of each name.
-      without: value of each name without jitter, drawn as a mark.
-      colours: colour of each name.
+      axes: axes to draw on.
+      samples: name -> (samples) values; the first name is on top.
+      without: name -> value without jitter, drawn as a mark.
+      colours: name -> colour.
     """
     for place, (name, values) in enumerate(samples.items()):
         if np.ptp(values) > 0:  # a violin of equal values has no width

@@ -1,4 +1,4 @@
-"""Draw Pareto fronts in two quantities, for layouts of a plan or points of a sweep."""
+"""Pictures of points, such as layouts of a plan or points of a sweep, and their Pareto front."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -16,23 +16,23 @@ COLOURS = palette.SERIES
 MARKERS = "osD^vP"
 FRONT: dict[str, Any] = {"where": "post", "color": palette.BLACK, "linewidth": 0.9}
 FRONT |= {"label": "front", "zorder": 3}
-MAX_FRONT_RATIO = 2.5  # largest drawn value, relative to the worst of the front
-MAX_MARKS = 3000  # number of points up to which each is drawn by its group
-CELLS = 120  # of a picture across and up: of more points one in each cell is drawn
-MAX_NAMED_POINTS = 8  # points of a front with a name
+MAX_FRONT_RATIO = 2.5  # largest drawn value, relative to the worst value on the front
+MAX_MARKS = 3000  # if there are more points, only the front of each group is in colour
+CELLS = 120  # a picture has CELLS x CELLS cells; of many points, each cell shows only one
+MAX_NAMED_POINTS = 8  # points of a front that get a number and a name
 LABEL_DISTANCE = 0.08  # least distance of two named points, as a share of the picture
-MAX_KNEE_RATIO = 2.0  # largest drawn cost of a knee, relative to the best
+MAX_KNEE_RATIO = 2.0  # largest cost in a picture of a knee, relative to the least cost
 
 
 class Shown(NamedTuple):
-    """Quantity along an axis of a picture, with its value at each point."""
+    """Quantity on an axis of a picture, with the value of each point."""
 
     label: str  # label of the axis, with the unit
-    values: NumpyArray  # (points) in that unit
+    values: NumpyArray  # (points) in the unit of the label
     more_is_better: bool = False  # whether the front has the largest values
 
     def near(self, front: Int[NumpyArray, " found"]) -> Bool[NumpyArray, " points"]:
-        """Return a mask of points within a factor `MAX_FRONT_RATIO` of the front's worst value."""
+        """Return a mask of points up to `MAX_FRONT_RATIO` worse than the worst on the front."""
         if not len(front) or not np.all(self.values[front] > 0):
             return np.ones(len(self.values), bool)
         if self.more_is_better:
@@ -49,9 +49,10 @@ def draw_results(
     front_names: tuple[str, Sequence[str]] = ("", ()),
 ) -> None:
     """Draw points by group, their front as a line of steps, and rings around the best points."""
-    # `sides` are the quantities across and up, `groups` masks of points by name; other points are
-    # not drawn. `front` and `best` are indices of points, the front from the best in the first
-    # quantity on. `front_names` is the title of a list below the picture, and names of its points.
+    # `sides` are the quantities of the x axis and of the y axis. `groups` maps names to masks of
+    # points; other points are not drawn. `front` and `best` are indices of points; the front
+    # begins with its best point in the first quantity. `front_names` is the title of a list below
+    # the picture, and the names of the points on the front.
     x, y = (side.values for side in sides)
     is_grouped = np.logical_or.reduce([*groups.values()])
     is_many = is_grouped.sum() > MAX_MARKS
@@ -74,7 +75,7 @@ def draw_results(
     axes.set_xlabel(sides[0].label)
     axes.set_ylabel(sides[1].label)
     figure: Any = axes.figure
-    style.legend(figure, "upper left", axes.get_legend_handles_labels())  # wherever points lie
+    style.legend(figure, "upper left", axes.get_legend_handles_labels())
     if front_names[0]:
         _name_front(axes, sides, front, *front_names)
 
@@ -82,11 +83,11 @@ def draw_results(
 def _draw_groups(
     axes: Axes, sides: Sequence[Shown], groups: Mapping[str, Bool[NumpyArray, " points"]]
 ) -> None:
-    """Draw the points of each group or, if there are too many, the front of each group."""
+    """Draw the points of each group, or only the front of each group if points are too many."""
     x, y = (side.values for side in sides)
     is_many = np.logical_or.reduce([*groups.values()]).sum() > MAX_MARKS
     plain: dict[str, Any] = {"linestyle": "", "markersize": 3, "rasterized": True, "zorder": 2}
-    plain |= {"markerfacecolor": "none", "markeredgewidth": 0.6}  # points behind others are visible
+    plain |= {"markerfacecolor": "none", "markeredgewidth": 0.6}  # overlapping points stay visible
     looks = [(palette.GREY, "o")] if len(groups) == 1 else zip(COLOURS, MARKERS, strict=True)
     for (name, is_member), (colour, marker) in zip(groups.items(), looks, strict=False):
         if is_many:
@@ -97,7 +98,7 @@ def _draw_groups(
 
 
 def _front(sides: Sequence[Shown], points: Int[NumpyArray, " points"]) -> NumpyArray:
-    """Return indices of points on the Pareto front, sorted by the first quantity, best first."""
+    """Return indices of points on the Pareto front, the best in the first quantity first."""
     x, y = (side.values[points] * (-1 if side.more_is_better else 1) for side in sides)
     return points[pareto_front(x, y)]
 
@@ -121,8 +122,8 @@ def draw_knee(
     near: tuple[float, float],
     near_text: str,
 ) -> None:
-    """Draw the least cost by value of an axis (`along`), for each group."""
-    # The range `near` of values is shaded and labelled with `near_text`.
+    """Draw a curve of the least costs (values) over a quantity for each group."""
+    # The range `near` of the quantity (low, high) is shaded; its legend text is `near_text`.
     best = min(float(np.nanmin(curve)) for curve in curves.values())
     axes.axvspan(*near, color=palette.SILVER, alpha=0.5, linewidth=0, label=near_text)
     looks = itertools.cycle(zip(COLOURS, MARKERS, strict=True))
@@ -153,7 +154,7 @@ def _scale(
     is_grouped: Bool[NumpyArray, " points"],
     front: Int[NumpyArray, " found"],
 ) -> None:
-    """Set the limits and scales of both axes so that the points near the front are visible."""
+    """Set limits and scales of both axes so that the points near the front fill the picture."""
     for name, side, axis in zip("xy", sides, (axes.xaxis, axes.yaxis), strict=True):
         values = side.values[is_grouped & side.near(front)]
         if len(values) and 0 < style.LOG_RATIO * values.min() < values.max():
@@ -169,7 +170,7 @@ def _scale(
 
 
 def _draw_front(axes: Axes, sides: Sequence[Shown], front: Int[NumpyArray, " found"]) -> None:
-    """Draw the border of the region that the front dominates, up to the picture's edges."""
+    """Draw the border of the region that the front dominates, up to the edges of the picture."""
     x, y = (side.values[front] for side in sides)
     limits = axes.get_xlim(), axes.get_ylim()
     worst = [
@@ -189,7 +190,7 @@ def _name_front(
 ) -> None:
     """Number points of the front that are not too close, and list their names below."""
     x, y = (side.values[front] for side in sides)
-    # labels stand on the side where the front dominates, so no point lies there
+    # labels stand on the better side of the front, where no points are
     right, up = (1 if side.more_is_better else -1 for side in sides)
     to_axes = axes.transData + axes.transAxes.inverted()
     points = to_axes.transform(np.column_stack([x, y]))  # as shares of the picture

@@ -1,10 +1,11 @@
 """The colours of terminal, figures and pages; this file needs no matplotlib.
 
-Lines have the colours of Okabe and Ito, which colour-blind readers distinguish; in grey, markers
-differ. Phases touch each other and have no markers, so their colours form a ladder of lightness.
-Ops of the second pipe are hatched, or have a darker shade in a terminal. The first stage of a
-worker has a deeper colour of its phase, the last stage the colour itself. Kinds of a table without
-a colour take colours of one scale, as far in lightness as possible from all others in a picture.
+Lines have the colours of Okabe and Ito, which colour-blind readers distinguish; in grey print,
+markers distinguish lines. Bars of phases touch each other and have no markers, so phases differ in
+lightness. Ops of the second pipe are hatched; in a terminal they are darker. If a worker has
+several stages, ops of its first stage are darker than those of its last. If a table defines op
+kinds without colours, their colours differ in lightness as much as possible from all others in a
+picture.
 """
 
 import itertools
@@ -17,10 +18,10 @@ ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE, GREY, BLACK = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#000000"
 SILVER, VIOLET, WHITE = "#CCCCCC", "#5B2A86", "#FFFFFF"
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION)  # for items without an order
-# for items with an order, from light to dark: lines, marks and areas
+# for items with an order, from light to dark
 ORDERED = ("#6CCD5A", "#1F9E89", "#2C728E", "#414487", "#440154", "#000000")
 
-# scale of seconds, from few to many; reversed on a dark ground
+# colours of short to long times; reversed on a dark background
 SECONDS = ("#FEE838", "#D6C35D", "#AEA371", "#888578", "#666970", "#424E6C", "#083370")
 
 MESSAGE, CRITICAL, IDLE = PURPLE, BLACK, GREY  # colours of lines
@@ -30,10 +31,10 @@ HELD = SKY
 class Look(NamedTuple):
     """Name and colours with which a phase is drawn."""
 
-    name: str  # name of the phase, in a legend
-    fill: str  # colour of its ops
-    shade: str  # colour of the second pipe, where no strokes can be drawn
-    deep: str = ""  # colour of the first of a worker's several stages; `fill` if ""
+    name: str  # name of the phase in a legend
+    fill: str  # colour of ops
+    shade: str  # colour of ops of the second pipe, if hatching is impossible
+    deep: str = ""  # colour for the first of several stages of a worker; `fill` if ""
 
     @property
     def ink(self) -> str:
@@ -41,7 +42,7 @@ class Look(NamedTuple):
         return ink(self.fill)
 
     def deepened(self, share: float) -> "Look":
-        """Return a stage's look: share 1 (darkest) for its worker's first stage, 0 for the last."""
+        """Return a look with a colour between `fill` (share 0) and `deep` (share 1)."""
         if not (self.deep and share):
             return self
         return self._replace(fill=_mix(self.fill, self.deep, share))
@@ -54,24 +55,24 @@ def _mix(start: str, end: str, share: float) -> str:
 
 
 def lightness(colour: str) -> float:
-    """Return the lightness of a colour when printed in grey, from 0 to 1."""
+    """Return the lightness of a colour in grey print, from 0 to 1."""
     red, green, blue = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 def ink(background: str) -> str:
-    """Return black or white, whichever is readable on a background colour."""
+    """Return black or white: the colour that is readable on a background colour."""
     return BLACK if lightness(background) > 0.45 else WHITE
 
 
 _LOOKS = {phase: Look(kind.name, *kind.look) for phase, kind in KINDS.items() if kind.look}
-PHASES: Mapping[str, Look] = {  # from light to dark, also for a colour-blind reader
+PHASES: Mapping[str, Look] = {  # from light to dark
     phase.name: look
     for phase, look in sorted(_LOOKS.items(), key=lambda entry: -lightness(entry[1].fill))
 }
 # phases without a colour, whose default cost is 0, are grey
 USUAL = {phase.name: PHASES.get(phase.name, Look(phase.name, GREY, GREY)) for phase in KINDS}
-_SHADE = 0.33  # share of black in the second pipe's colour, if a kind names none
+_SHADE = 0.33  # share of black in the colour of the second pipe, if an op kind has no such colour
 _CORNERS = ("#F3E58F", "#C9D665", "#8CC665", "#4DB07A", "#2F8A93", "#3C6098", "#4B3A86", "#3B0F57")
 SCALE = tuple(  # from light to dark, for kinds of ops that a table defines
     _mix(light, dark, k / 32) for light, dark in itertools.pairwise(_CORNERS) for k in range(32)
@@ -79,7 +80,7 @@ SCALE = tuple(  # from light to dark, for kinds of ops that a table defines
 
 
 def phase_looks(phases: Iterable[AnyPhase]) -> Mapping[str, Look]:
-    """Return the look of each phase by letter; phases without a colour get distinct colours."""
+    """Return {letter: look} of phases; phases without a colour get distinct colours."""
     looks: dict[str, Look] = {}
     uncoloured: dict[str, OpKind] = {}
     for name, phase in {phase.name: phase for phase in phases}.items():
@@ -100,7 +101,7 @@ def _kind_look(kind: OpKind, fill: str, *shades: str) -> Look:
 
 
 def _distinct_colours(used_colours: Sequence[str], count: int) -> list[str]:
-    """Choose up to `count` colours of the scale whose lightness differs most from used colours."""
+    """Choose up to `count` colours of the scale, far in lightness from all used colours."""
     colours: list[str] = []
     for min_distance in range(100, -1, -1):
         colours, used_lightness = [], [*map(_perceived_lightness, used_colours)]

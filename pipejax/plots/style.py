@@ -1,7 +1,7 @@
 """Common style of all drawings: paper sizes, fonts and legends.
 
-A drawing is saved at its printed size: a font of 7 points is 7 points high on paper. Drawings carry
-their style with them: matplotlib's settings, backend and list of figures stay as they are.
+A drawing is saved at its printed size, so a font of 7 points is 7 points high on paper. A drawing
+stores its style, and does not change the settings, the backend or the figures of matplotlib.
 """
 
 import io
@@ -23,15 +23,15 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import number, wrong
 from pipejax.plots import palette
 
-SCREEN_DPI = 100.0  # resolution in which axes are measured before saving
-COLUMN, PAGE = 3.33, 7.0  # widths of a paper's column and of its page [inch]
+SCREEN_DPI = 100.0  # resolution at which axes are measured before a drawing is saved
+COLUMN, PAGE = 3.33, 7.0  # widths of a column and of a page in a scientific paper [inch]
 LEAST_FONT = 7.0  # smallest size of a font [point]
 INCHES: Mapping[str, float] = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
 MAX_WIDTH = 100.0  # largest width of a drawing [inch]
 EDGE_SHARE = 0.15  # largest width of the line around a bar, relative to the bar's length
-DECADES_RATIO = 100.0  # ratio of the ends of a logarithmic axis from which only decades have ticks
-LOG_RATIO = 20.0  # ratio of the largest to the least value from which an axis is logarithmic
-LEGEND_INCH = 0.6  # height of a legend for which a figure has room
+DECADES_RATIO = 100.0  # above this ratio of its ends, a logarithmic axis labels only decades
+LOG_RATIO = 20.0  # above this ratio of largest to least value, an axis is logarithmic
+LEGEND_INCH = 0.6  # height that a figure reserves for a legend
 LETTER = 0.6  # width of a letter, relative to the size of the font
 FONT, FONT_SIZE = "DejaVu Sans", 8.0
 
@@ -40,8 +40,8 @@ class Paper(NamedTuple):
     """Printed size and fonts of a drawing."""
 
     width: float = PAGE  # [inch]
-    font: str = FONT  # family
-    font_size: float = FONT_SIZE  # size of titles and labels [point]; ticks have a point less
+    font: str = FONT  # font family
+    font_size: float = FONT_SIZE  # of titles and labels [point]; ticks are a point smaller
 
     @property
     def small(self) -> float:
@@ -80,7 +80,7 @@ _SETTINGS: dict[Any, Any] = {
 def paper(
     size: str | float = "page", font: str | None = None, font_size: float = FONT_SIZE
 ) -> Paper:
-    """Check size, font family and font size, and return a paper with them."""
+    """Return a paper with this size, font family and font size, after a check of all three."""
     if not 4.0 <= number(font_size, "font_size") <= 40.0:
         raise wrong("font_size", f"must be from 4 to 40 points, got {font_size!r}")
     family = FONT if font is None else font
@@ -96,7 +96,7 @@ def paper(
 
 
 def _inches(size: str | float) -> float:
-    """Convert a width to inches; it is "column", "page", or a number with or without a unit."""
+    """Convert a width to inches: "column", "page", a number [inch], or a text as "8.5cm"."""
     named = {"column": COLUMN, "page": PAGE}
     if size in named:
         return named[str(size)]
@@ -112,14 +112,14 @@ def _inches(size: str | float) -> float:
 
 
 class Picture(Figure):
-    """Figure that keeps its style when it is drawn, saved, or shown in a notebook."""
+    """Figure that is always drawn in the style of its paper."""
 
     def __init__(self, paper: Paper, height: float) -> None:
         self._settings = paper.settings()
         with mpl.rc_context(self._settings):
             super().__init__(figsize=(paper.width, height), layout="constrained")
 
-    def draw(self, renderer: Any) -> None:  # a proxy when files are written
+    def draw(self, renderer: Any) -> None:
         """Draw the figure in its style."""
         with mpl.rc_context(self._settings):
             super().draw(renderer)
@@ -137,7 +137,7 @@ class Picture(Figure):
 
 
 def rectangle(look: palette.Look, depth: float = 0.0) -> dict[str, Any]:
-    """Return the matplotlib style of a rectangle; a worker's first stage has depth 1."""
+    """Return matplotlib options for a rectangle; `depth` from 0 to 1 makes its colour darker."""
     fill = look.deepened(depth).fill
     if fill == palette.WHITE:
         return {"facecolor": fill, "edgecolor": palette.BLACK, "hatch": "////"}
@@ -159,7 +159,7 @@ def small() -> float:
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Label the rows of a chart, the first on top; crowded rows show only some labels."""
+    """Label the rows of a chart, the first on top; if labels do not fit, write only some."""
     row_points = axes.bbox.height * 72 / axes.figure.dpi / len(names)
     step = max(1, -int(-1.1 * small() // row_points))
     axes.set_yticks(range(0, len(names), step), names[::step])
@@ -169,7 +169,7 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def name_ticks(axis: Axis) -> None:
-    """Write plain numbers at ticks; a short log axis also has ticks at 2 and 5 of a decade."""
+    """Label ticks with plain numbers; a short logarithmic axis also labels 2 and 5 of a decade."""
     axis.set_major_formatter(StrMethodFormatter("{x:,.6g}"))
     if axis.get_scale() == "log":
         low, high = sorted(axis.get_view_interval())
@@ -178,7 +178,7 @@ def name_ticks(axis: Axis) -> None:
 
 
 def _two_and_five(value: float, position: int | None) -> str:
-    """Format a tick whose first digit is 2 or 5; "" for all others."""
+    """Write the label of a tick whose first digit is 2 or 5, and "" for other ticks."""
     digit = round(value / 10 ** math.floor(math.log10(value)))
     return f"{value:.3g}" if digit in (2, 5) else ""
 
@@ -191,7 +191,7 @@ def legend(
     title: str = "",
     columns: int = 2,
 ) -> None:
-    """Add a legend outside the axes with as many columns as fit; make room if it is tall."""
+    """Add a legend outside the axes with as many columns as fit; if needed, grow the figure."""
     handles, names = entries
     letters_per_line = int(figure.get_figwidth() * 72 / (LETTER * small())) - 6
     *labels, heading = (
@@ -210,6 +210,6 @@ def legend(
 
 
 def use() -> None:
-    """Apply the common style to all drawings of a program that has no screen."""
+    """Apply the common style to all drawings of a program without a screen."""
     mpl.use("Agg")
     mpl.rcParams.update(Paper().settings())

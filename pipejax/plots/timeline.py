@@ -1,4 +1,4 @@
-"""Draw the timelines of one or several runs under one time axis, optionally with memory."""
+"""Timelines of one or several runs with a common time axis, optionally with memory curves."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,10 +44,10 @@ from pipejax.schedules.cells.ops import COMPUTING, WAITS
 from pipejax.schedules.table.table import ScheduleTable
 
 Run = Evaluation | ScheduleTable
-_OPS_SCALE = 0.7  # of the height of a row, where memory curves stand below
+_OPS_SCALE = 0.7  # factor of the height of a row if memory curves are drawn below
 _MEMORY_ROW_INCH = 0.2  # height of a worker's memory curve
 _MAX_ROWS_INCH = 8.5  # largest height of all rows together
-_LINE_PITCH = 1.35  # distance of lines of text, relative to the font size
+_LINE_PITCH = 1.35  # distance between lines of text, relative to the font size
 
 
 class Panel(NamedTuple):
@@ -55,7 +55,7 @@ class Panel(NamedTuple):
 
     name: str  # title of the panel
     run: Evaluation
-    memory: Curves | None = None  # curves below the run, or None
+    memory: Curves | None = None  # memory curves below the run, if any
 
     def bars(self, critical: bool) -> list[Bar]:
         """Return the bars of all ops that take time, except waits."""
@@ -68,13 +68,13 @@ class Drawing(NamedTuple):
 
     unit: TimeUnit  # unit of the time axis
     paper: style.Paper = style.Paper()
-    window: Window | None = None  # drawn part of the time axis; the longest run if None
-    messages: bool = False  # whether messages are lines
+    window: Window | None = None  # drawn part of the time axis; None: the longest run
+    messages: bool = False  # whether messages are drawn as lines
     critical: bool = True  # whether the critical path is framed
     caption: str = ""  # text below the picture, if any
-    transfers: bool = False  # whether messages have a lane below the ops of their workers
-    title: str = ""  # title above all panels, or ""
-    # looks of phases by letter; those of each run if None
+    transfers: bool = False  # whether messages are drawn as bars below ops
+    title: str = ""  # title above all panels, if any
+    # looks of phases by letter; None: each run chooses its own
     looks: Mapping[str, palette.Look] | None = None
 
 
@@ -101,19 +101,19 @@ def plot(
     notebook show it.
 
     Args:
-      runs: evaluations, or tables, which are drawn in their own slots; a mapping gives names.
+      runs: evaluations or tables; a table is drawn in its slots. The keys of a mapping are names.
       messages: draw messages as lines.
-      transfers: draw messages as bars in a lane of their own, below the ops of both workers.
+      transfers: draw messages as bars below the ops of sender and receiver.
       memory: draw the activation memory of the workers below each run.
       critical: frame the critical path.
-      start: left end of the time axis [s]; 0 if None.
-      stop: right end of the time axis [s]; the end of the longest run if None.
-      part: segment, instead of start and stop: "warmup", "steady" or "cooldown".
-      unit: unit of the time axis: "s", "ms", "us", "ns" or "slots"; by the makespan if None.
-      size: "column" or "page" of a paper, or a width: inches, or as "8.5cm".
-      font: family of the texts.
-      font_size: size of titles and labels; numbers and ticks have a point less.
-      caption: text below the picture, or True for the parameters of the runs.
+      start: left end of the time axis [s]; None: 0.
+      stop: right end of the time axis [s]; None: the end of the longest run.
+      part: segment "warmup", "steady" or "cooldown", instead of start and stop.
+      unit: unit of the time axis: "s", "ms", "us", "ns" or "slots"; None: by the makespan.
+      size: width: "column" or "page" of a paper, a number [inch], or a text as "8.5cm".
+      font: font family.
+      font_size: size of titles and labels [point]; numbers and ticks are a point smaller.
+      caption: text below the picture, or True for a caption with the parameters of the runs.
       title: title above all runs.
 
     Returns:
@@ -121,7 +121,8 @@ def plot(
 
     Raises:
       TypeError: if a run is neither an evaluation nor a table.
-      ValueError: if there is no run, tables and evaluations are mixed, or an argument is wrong.
+      ValueError: if there is no run, if tables and evaluations are mixed, or if an argument is
+        wrong.
 
     Example:
       >>> import pipejax as pj
@@ -156,7 +157,7 @@ def plot(
 
 
 def _name_runs(runs: Run | Sequence[Run] | Mapping[str, Run]) -> dict[str, Run]:
-    """Name each run by its schedule; number schedules that occur repeatedly."""
+    """Return {name: run}; the name is that of the schedule, with a number if it repeats."""
     if isinstance(runs, Mapping):
         runs_by_name = {str(name): run for name, run in runs.items()}
     else:
@@ -179,7 +180,7 @@ def _name_runs(runs: Run | Sequence[Run] | Mapping[str, Run]) -> dict[str, Run]:
 def draw_panels(panels: Sequence[Panel], drawing: Drawing) -> style.Picture:
     """Draw runs one below the other, with a common legend and time axis."""
     panel_bars = [panel.bars(drawing.critical) for panel in panels]
-    heights: list[float] = []  # of axes [inch]: a run, and its memory if drawn
+    heights: list[float] = []  # heights of axes [inch]; a run with memory curves has two axes
     for panel, run_bars in zip(panels, panel_bars, strict=True):
         heights += _heights(panel, run_bars, drawing)
     all_bars = list(itertools.chain.from_iterable(panel_bars))
@@ -219,7 +220,7 @@ def _write_below(
     figure: Figure, entries: Sequence[Patch | Line2D], columns: int, lines: Sequence[str]
 ) -> None:
     """Put the legend below the axes, and lines of text below the legend."""
-    # positions are shares of the figure's height
+    # all positions are shares of the height of the figure
     pitch = _LINE_PITCH * float(mpl.rcParams["font.size"]) / 72 / figure.get_figheight()
     low = pitch * (len(lines) + 0.6 if lines else 0)
     figure.text(0.01, 0.4 * pitch, "\n".join(lines), linespacing=1.1)
@@ -234,7 +235,7 @@ def _write_below(
 
 def _heights(panel: Panel, panel_bars: Sequence[Bar], drawing: Drawing) -> list[float]:
     workers = panel.run.workers
-    rows = workers + any(bar.worker == NO_WORKER for bar in panel_bars)  # collectives have a row
+    rows = workers + any(bar.worker == NO_WORKER for bar in panel_bars)  # a row for all-reduces
     row = row_height(lanes_below(panel_bars, transfers=drawing.transfers))
     if not panel.memory:
         return [row * rows]
@@ -244,7 +245,7 @@ def _heights(panel: Panel, panel_bars: Sequence[Bar], drawing: Drawing) -> list[
 def _draw_panel(
     axes: Axes, panel: Panel, panel_bars: Sequence[Bar], drawing: Drawing, window: Window
 ) -> None:
-    """Draw a run within a window of time, with its messages and a title that fits."""
+    """Draw the part of a run in a window of time, with messages and a title that fits."""
     run = panel.run
     messages = arrows(run)
     if not drawing.critical:
@@ -264,10 +265,10 @@ def _draw_panel(
         lanes = share_row(lanes_below(panel_bars, transfers=drawing.transfers))
         top, height = lanes[COMPUTING]
         draw_messages(axes, messages, top=top, bottom=top + height)
-    title_paper = drawing.paper._replace(width=drawing.paper.width - 0.8)  # less row names [inch]
+    title_paper = drawing.paper._replace(width=drawing.paper.width - 0.8)  # without row names
     candidates = [title_paper.wrapped(text) for text in headlines(panel.name, run, drawing.unit)]
-    lines = min(candidates, key=len)  # the longest text among those with the fewest lines
-    axes.set_title("\n".join(lines), loc="left", parse_math=False)  # $ in a name is no formula
+    lines = min(candidates, key=len)  # the first, longest text among those with the fewest lines
+    axes.set_title("\n".join(lines), loc="left", parse_math=False)  # names may have a $
 
 
 def _legend(panels: Sequence[Panel], bars: Sequence[Bar], drawing: Drawing) -> list[Patch | Line2D]:

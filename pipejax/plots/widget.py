@@ -15,8 +15,8 @@ class ExplorerWidget(anywidget.AnyWidget):
 
     Attributes:
       page: HTML of the page.
-      height: of the cell [pixels].
-      selected: op that is chosen, as "2F5"; "" if none is.
+      height: height of the cell [pixels].
+      selected: op that is selected, as "2F5"; "" if no op is.
     """
 
     _esm = Path(__file__).with_name("widget.js")
@@ -29,11 +29,11 @@ def explore(runs: Evaluation | Sequence[Evaluation], *, height: int = 640) -> Ex
     """Show runs in a notebook as a page on which users change times and select ops.
 
     Args:
-      runs: runs with equal kinds of cost, the first one on top.
-      height: of the cell [pixels].
+      runs: runs with equal kinds of costs; the first run is on top.
+      height: height of the cell [pixels].
 
     Returns:
-      A widget; `widget.observe(function, "selected")` follows the selected op.
+      A widget; `widget.observe(function, "selected")` calls a function when an op is selected.
 
     Raises:
       ModuleNotFoundError: without `pip install 'pipejax[notebook]'`.

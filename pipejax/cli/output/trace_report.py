@@ -504,7 +504,7 @@ def _by_step(shares: "pj.results.Attribution", kind: str) -> "HeatMap":
     names = sorted(shares_by_name, key=int)
     return HeatMap(
         title=f"cost of a slow {kind} by step",
-        across="step",
+        x_label="step",
         columns=[str(shares.steps[k]) for k in order],
         rows=[f"{kind} {name}" for name in names],
         seconds=np.stack([shares_by_name[name].by_step[order] for name in names]),
