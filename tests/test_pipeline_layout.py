@@ -240,6 +240,32 @@ def test_layers_of_stages_are_said_where_they_differ(layers, answer, call, tmp_p
 UNITS = ("--embedding-units", 0, "--loss-units", 0)
 
 
+@pytest.mark.parametrize(
+    ("stages_per_worker", "total", "units", "layers"),
+    [
+        (16, 126, (1, 1), "0, 126 x 1, 0"),
+        (16, 127, (1, 0), "0, 127 x 1"),
+        (8, 127, (1, 0), "1, 63 x 2"),
+        (4, 30, (1, 1), "0, 30 x 1, 0"),
+    ],
+)
+def test_layers_of_many_stages_are_said_as_runs(
+    stages_per_worker, total, units, layers, answer, tmp_path
+):
+    model = small_file(tmp_path / "small.json", total)
+    line = ["-s", "interleaved-1f1b", "-P", 8, "-V", stages_per_worker, "-M", 8, "-m", model]
+    line += ["-y", "h100", "--minibatch", 8]
+    line += ["--embedding-units", units[0], "--loss-units", units[1]]
+    result = answer("evaluate", *line)
+    counts = []
+    for run in layers.split(", "):
+        count, _, layer = run.rpartition(" x ")
+        counts += [int(layer)] * int(count or 1)
+    assert result["layers_of_stages"] == counts
+    text = layers if len(counts) > 32 else " ".join(map(str, counts))
+    assert result["notes"][0].startswith(f"layers of stages: {text} (")
+
+
 def test_comparing_and_explaining_say_it_too(answer, answer_and_text, tmp_path):
     model = small_file(tmp_path / "small.json", 30)
     line = ("-P", 4, "-M", 8, "-m", model, "-y", "h100", "--minibatch", 8)

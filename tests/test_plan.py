@@ -485,3 +485,62 @@ def test_the_command_says_json_and_keeps_all_layouts(tmp_path, capsys, monkeypat
     assert {"front", "best", "1f1b", "step time [s]"} <= {*drawn_texts}
     assert any(text.startswith("1f1b, TP 4") for text in drawn_texts)  # the front by names
     assert len(text.read_text().splitlines()) == 1 + again["enumerated"]
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "deepseek-v2"])
+@pytest.mark.parametrize("launcher", [None, *LAUNCHERS])
+def test_a_plan_tries_what_its_launcher_recomputes(name, launcher):
+    """torchtitan's default policy recomputes every second product."""
+    request = PlanRequest(
+        pj.load_model(name),
+        H100,
+        64,
+        64,
+        choices={"pipeline": (1,), "context": (1,)},
+        launcher=launcher or "",
+    )
+    layouts = enumerate_layouts(request)
+    searched = {request.recomputations[place] for place in set(layouts.recompute.tolist())}
+    assert ("half_products" in searched) == (launcher == "torchtitan")
+
+
+@pytest.mark.parametrize("sequence", [8192, 16384, 32768])
+def test_a_plan_for_torchtitan_finds_its_own_recomputation(answer, sequence):
+    line = ["-m", "llama3-8b", "-y", "h100", "--gpus", 16, "--minibatch", 16]
+    line += ["--sequence", sequence, "--launcher", "torchtitan", "--pipeline", 1]
+    result = answer("plan", *line)["best"]
+    seconds = {}
+    for recompute in ("none", "half_products", "full"):
+        best = answer("plan", *line, "--recompute", recompute)["best"]
+        seconds[recompute] = best["step_time"]
+    assert result["step_time"] == pytest.approx(min(seconds.values()), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher"),
+    [("gpt-22b", "Megatron-LM"), ("llama3-8b", "torchtitan"), ("llama3-70b", "Megatron-Bridge")],
+)
+def test_details_mark_the_layouts_that_tie(call, name, launcher):
+    result = pj.plan(name, "h100", gpus=32, minibatch=64, launcher=launcher)
+    rows = (result.best, *result.runners_up)
+    ratios = [row.step_time / result.best.step_time - 1 for row in rows]
+    ties = [k <= row.evidence.spread / 100 for k, row in zip(ratios, rows, strict=True)]
+    line = ["-m", name, "-y", "h100", "--gpus", 32, "--minibatch", 64, "--launcher", launcher]
+    text = call("plan", *line, "--details", "--format", "csv")[1]
+    marks = [
+        line.rpartition(",")[2] for line in text.splitlines() if line.endswith((",yes", ",no"))
+    ]
+    assert marks == (["yes" if is_tied else "no" for is_tied in ties] if sum(ties) > 1 else [])
+
+
+@pytest.mark.parametrize(("gpus", "sequence"), [(32, 4096), (16, 4096), (32, 8192), (64, 2048)])
+def test_the_next_best_overtakes_the_first_but_need_not_be_the_fastest(
+    answer, call, gpus, sequence
+):
+    """A third layout may be faster than two that tie, so the sentence is on these two."""
+    line = ["-m", "mpt-7b", "-y", "a100-40gb", "--gpus", gpus, "--minibatch", 256]
+    line += ["--sequence", sequence, "--launcher", "DeepSpeed"]
+    result, text = answer("plan", *line), call("plan", *line)[1]
+    assert "fastest" not in text
+    (verb,) = re.findall(r"^it (overtakes|stays slower than) this layout if ", text, re.M)
+    assert (verb == "overtakes") == bool(result["reversals"])

@@ -1,5 +1,6 @@
 """A plan and the options of launchers as text."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pipejax.analysis.step.evidence import Evidence
     from pipejax.sweep.plan.result import PlannedLayout, PlanResult
 
+MAX_LAYER_COUNTS = 32  # of stages in a note; more are written as runs of equal numbers
 MAX_OPTION_LETTERS = 200  # of an option with its value on a first screen
 
 
@@ -42,7 +44,11 @@ def layout_json(
             reason = "as --pipeline-layout has them"
         elif workload.embedding_units or workload.loss_units:
             reason = "embedding and head count as layers"
-        notes.append(f"layers of stages: {' '.join(map(str, layers))} ({reason})")
+        text = " ".join(map(str, layers))
+        if len(layers) > MAX_LAYER_COUNTS:  # as runs: 0, 126 x 1, 0
+            runs = [(count, len([*same])) for count, same in itertools.groupby(layers)]
+            text = ", ".join(f"{n} x {count}" if n > 1 else str(count) for count, n in runs)
+        notes.append(f"layers of stages: {text} ({reason})")
     if workload.uneven_splits:
         splits = "; ".join(workload.uneven_splits)
         notes.append(f"no launcher runs it, times are of equal parts: {splits}")
@@ -126,12 +132,16 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
 
 def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
     """Return the layouts that come next, those that are not ranked, and the search."""
+    from pipejax.analysis.step.evidence import are_tied  # needs NumPy, which help does without
+
     search = (
         f"{plan.enumerated:,} layouts, {plan.fitting:,} fit the memory; {plan.evaluated:,} were "
         f"evaluated in {plan.seconds:.3g} s, all others are provably slower"
     )
+    ranked = (plan.best, *plan.runners_up)
+    ties = are_tied([row.step_time for row in ranked], [row.evidence for row in ranked])
     details: dict[str, list[object]] = {
-        "best layouts": [_table((plan.best, *plan.runners_up))],
+        "best layouts": [_table(ranked, ties.tolist() if plan.tied > 1 else ())],
         "layouts that are not ranked": [_table(plan.outside)] if plan.outside else [],
         "search": [plain(search)],
     }
@@ -278,15 +288,15 @@ def _break_even(plan: "PlanResult") -> Iterator[object]:
         verb, dimension = "rises" if case.factor > 1 else "falls", number_dimension(case.number)
         now, then = (quantity(x, dimension) for x in (case.value / case.factor, case.value))
         cases.append(f"{case.number} {verb} from {now} to {then}")
-    when = "stays slower if any one number of the machine is up to 8 times off"
+    when = "stays slower than this layout if any one number of the machine is up to 8 times off"
     if cases:
-        when = f"is the fastest if {', or if '.join(cases)}"
+        when = f"overtakes this layout if {', or if '.join(cases)}"
     yield plain(f"next best: {layout_text(plan.runners_up[0].layout)}; {percent(lag)} slower")
-    yield plain(f"the next best {when}")
+    yield plain(f"it {when}")
 
 
-def _table(layouts: "Sequence[PlannedLayout]") -> object:
-    """Show one row for each layout; values that all share stand below."""
+def _table(layouts: "Sequence[PlannedLayout]", ties: Sequence[bool] = ()) -> object:
+    """Show one row for each layout, and whether it ties; values that all share stand below."""
     columns = (
         Column("step", "step_time", seconds),
         Column("memory", "memory_bytes", gigabytes),
@@ -295,6 +305,9 @@ def _table(layouts: "Sequence[PlannedLayout]") -> object:
         Column("ZeRO", "zero"),
         Column("recompute", "recompute"),
         Column("bound by", "bound_by"),
+        *([Column("tie", "tie")] if ties else []),
     )
-    rows = ({**vars(entry), **entry.layout} for entry in layouts)
+    marks = ["yes" if is_tied else "no" for is_tied in ties] or [""] * len(layouts)
+    pairs = zip(layouts, marks, strict=True)
+    rows = ({**vars(entry), **entry.layout, "tie": mark} for entry, mark in pairs)
     return folded(rows_table(rows, columns, keys=2))

@@ -616,7 +616,8 @@ def _unsupported_by_maxtext(job: _Job) -> Iterator[str]:
     if workload.data_parallel % workload.expert_parallel or splits_experts:
         yield "experts beyond the replicas"
     if workload.recompute != "full":
-        yield f"recomputation {workload.recompute} (full is there; minimal is near none)"
+        near = "; its minimal, near none, has no price here"
+        yield f"recomputation {workload.recompute} (full is there{near})"
     if workload.tensor_parallel > 1 and workload.tensor_overlap > 0:
         yield "tensor parallelism beside compute"
     yield from _unsupported_experts(workload)
@@ -642,6 +643,7 @@ class Launcher(NamedTuple):
     source: str  # its repository
     schedules: Sequence[str]  # that it builds by name
     precisions: Mapping[str, Options]  # options by precision of products
+    recomputations: Sequence[str] = ()  # that a plan tries beside none and full
     style: str = "flags"  # how options are written: "flags", "pairs" of name=value, or a "file"
     groups: Mapping[str, Sequence[str]] = {}  # options by configuration record; others in "model"
     gradient_bytes: float | None = None  # of an accumulated gradient by default, if known

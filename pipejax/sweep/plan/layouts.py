@@ -115,7 +115,9 @@ class PlanRequest:
     @functools.cached_property
     def recomputations(self) -> tuple[str, ...]:
         """List the names that `Layouts.recompute` indexes: modes, then parts of layers."""
-        parts = [parts for parts in LATENT_PARTS if not missing_parts(self.model, parts)]
+        extra = find_launcher(self.launcher).recomputations if self.launcher else ()
+        usual = (*LATENT_PARTS, *extra)
+        parts = [parts for parts in usual if not missing_parts(self.model, parts)]
         return tuple(dict.fromkeys((*RECOMPUTE, *self.choices.get("recompute", parts))))
 
     @property
