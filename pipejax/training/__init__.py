@@ -1,4 +1,4 @@
-"""Training through a pipeline with delayed updates: staged objectives, replays and bounds."""
+"""Training through a pipeline with delayed updates: objectives, replays and bounds."""
 
 from pipejax.base.namespaces import lazy
 

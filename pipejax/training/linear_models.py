@@ -1,8 +1,8 @@
 """Least squares and logistic regression: objectives of a linear model with known minima.
 
-Least squares, f(w) = |Xw - y|^2 / 2n with y = Xw*, reaches its minimum 0 at w*. Every example
-vanishes there, so the noise of the batches fades on the way, and a constant step size reaches any
-accuracy. Logistic regression with an L2 term is convex too, but its noise stays at the minimum.
+Least squares, f(w) = |Xw - y|^2 / 2n with y = Xw*, has the minimum 0 at w*. The loss of every
+example is 0 at w*, so the noise from random batches vanishes near w*, and a constant step size
+reaches any accuracy. Logistic regression with an L2 term is convex too, but has noise at w*.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ class Quadratic(Linear):
       features: (batches, examples, stages, width) X.
       targets: (batches, examples) y.
       minimum: scalar, least value.
-      num_stages: S, as the features have it if not given.
-      num_batches: number of batches, likewise.
+      num_stages: S; default: from the shape of the features.
+      num_batches: number of batches; default: from the shape of the features.
     """
 
     def loss(self, activation: Array, batch: LinearBatch) -> Float[Array, ""]:
@@ -46,15 +46,15 @@ def random_quadratic(
 ) -> Quadratic:
     """Return a least-squares objective on random examples; X and w* have standard normal entries.
 
-    Training starts at w = 0, where f is about dimension / 2. Random numbers are taken as in the
-    code of the source, so that seeds give the same examples as there.
+    Training starts at w = 0, where f is about dimension / 2. Random numbers are drawn in the order
+    of the published code, so a seed gives the same examples as in that code.
 
     Args:
       num_stages: S.
-      dimension: coordinates of w, a multiple of S; block s holds the s-th dimension / S of them.
+      dimension: coordinates of w, a multiple of S; each block has dimension / S coordinates.
       num_batches: number of batches.
       batch_size: examples of a batch.
-      seed: of X and w*, which do not depend on the machine.
+      seed: random seed of X and w*, which do not depend on the machine.
 
     Returns:
       The objective.
@@ -90,10 +90,10 @@ def spectral_quadratic(
 
     Args:
       num_stages: S.
-      spectrum: (dimension) eigenvalues above 0, a multiple of S of them.
+      spectrum: (dimension) eigenvalues above 0; their number is a multiple of S.
       num_batches: number of batches.
-      batch_size: examples of a batch; all together as many as eigenvalues at least.
-      seed: of Q, V and w*.
+      batch_size: examples of a batch; all batches together have at least `dimension` examples.
+      seed: random seed of Q, V and w*.
 
     Returns:
       The objective.
@@ -131,27 +131,27 @@ def nesterov_quadratic(
 
     f(w) - f* = (w - w*)^T A (w - w*) / 2 with A = (L - mu)/4 tridiag(-1, 2, -1) + mu I and
     L = condition_number * mu. The eigenvalues are
-    mu + (L - mu) sin^2(i pi / (2 (dimension + 1))), i = 1 to dimension: all inside (mu, L), whose
-    ends they approach as the dimension grows. The examples are the rows of X = sqrt(n) Q R with
-    R^T R = A and Q (n, dimension) with random orthonormal columns, so X^T X / n = A: the mean of
-    the gradients of the batches is the gradient of f. With y = Xw* the value is f - f*: the
-    minimum is 0.
+    mu + (L - mu) sin^2(i pi / (2 (dimension + 1))), i = 1 to dimension. All of them lie between mu
+    and L, and the outermost approach mu and L as the dimension grows. The examples are the rows of
+    X = sqrt(n) Q R, where R^T R = A and Q (n, dimension) has random orthonormal columns. So
+    X^T X / n = A, and the mean gradient of the batches is the gradient of f. With y = Xw*, the
+    value is f - f*, so the minimum is 0.
 
     With condition_number=401, strong_convexity=0.01 and a normal minimiser, A is
-    tridiag(-1, 2, -1) + 0.01 I: the objective that the experiments of arXiv 2606.03498 were run on,
-    and at seed 0 with 120 batches of 5 the very one, up to rounding.
+    tridiag(-1, 2, -1) + 0.01 I, as in the experiments of arXiv 2606.03498. With seed 0 and 120
+    batches of 5 examples, the objective is the published one, up to rounding.
 
     Args:
       num_stages: S.
       dimension: coordinates of w, a multiple of S.
       condition_number: L / mu, above 1.
       strong_convexity: mu, above 0.
-      minimiser: w*, one of `MINIMISERS`: "solved" is the solution of A w = (L - mu)/4 e_1, as in
-        the source, "normal" is standard normal, and Q has the signs that its QR decomposition
-        comes with.
+      minimiser: how w* is chosen, one of `MINIMISERS`. "solved" is the solution of
+        A w = (L - mu)/4 e_1, as in the source. "normal" is standard normal; Q then keeps the signs
+        of its QR decomposition.
       num_batches: number of batches.
-      batch_size: examples of a batch; all together as many as coordinates at least.
-      seed: of Q and a normal minimiser.
+      batch_size: examples of a batch; all batches together have at least `dimension` examples.
+      seed: random seed of Q and of a normal minimiser.
 
     Returns:
       The objective.
@@ -187,7 +187,7 @@ def nesterov_quadratic(
 def _orthonormal(
     random: np.random.Generator, rows: int, columns: int, *, uniform: bool = True
 ) -> Float[NumpyArray, "rows columns"]:
-    """Return uniformly random orthonormal columns (Mezzadri 2007: signs make the QR unique)."""
+    """Return random orthonormal columns; `uniform` fixes the signs of the QR (Mezzadri 2007)."""
     q, r = np.linalg.qr(random.standard_normal((rows, columns)))
     return q * np.sign(np.diag(r)) if uniform else q
 
@@ -208,7 +208,7 @@ def _examples(
     return np.sqrt(n) * _orthonormal(random, n, dimension, uniform=uniform) @ root
 
 
-LARGEST_GRADIENT = 1e-8  # norm at the minimum; the value is then off by about its square / 2 l2
+LARGEST_GRADIENT = 1e-8  # norm g at the minimum; the value is then off by about g^2 / (2 l2)
 
 
 @jax.tree_util.register_dataclass
@@ -221,15 +221,15 @@ class Logistic(Linear):
       features: (batches, examples, stages, width) X.
       targets: (batches, examples) labels, 1 or -1.
       minimum: scalar, least value.
-      num_stages: S, as the features have it if not given.
-      num_batches: number of batches, likewise.
+      num_stages: S; default: from the shape of the features.
+      num_batches: number of batches; default: from the shape of the features.
       l2: scalar, weight of the L2 term.
     """
 
-    l2: Leaf = dataclasses.field(kw_only=True)  # the fields before it need not be given
+    l2: Leaf = dataclasses.field(kw_only=True)  # by keyword, because earlier fields have defaults
 
     def input(self, batch: LinearBatch) -> Float[Array, " row"]:
-        """Return zeros for the sums over stages: a prediction per example, then |w|^2."""
+        """Return zeros, to which stages add: one sum for each example, and one for |w|^2."""
         return jnp.zeros(len(batch.targets) + 1, batch.targets.dtype)
 
     def stage(
@@ -265,12 +265,12 @@ def random_logistic(
     signal: float | None = None,
     seed: int,
 ) -> Logistic:
-    """Return logistic regression on random examples: X is normal, and the model draws labels.
+    """Return logistic regression on random examples, with normal X and random labels.
 
-    An example has label 1 with probability sigmoid(x . w*), else -1. Random numbers are taken as in
-    the code of the source, so that seeds give the same examples as there. Training
-    starts at w = 0, where f is log 2. The minimum is found in double precision; an objective in
-    single precision rounds it, and its gaps end at about 1e-7.
+    An example has label 1 with probability sigmoid(x . w*), else -1. Random numbers are drawn in
+    the order of the published code, so a seed gives the same examples. Training starts at w = 0,
+    where f is log 2. The minimum is computed in double precision. An objective in single precision
+    rounds this minimum, so gaps do not fall below about 1e-7.
 
     Args:
       num_stages: S.
@@ -278,9 +278,9 @@ def random_logistic(
       num_batches: number of batches.
       batch_size: examples of a batch.
       l2: weight of the L2 term, above 0.
-      signal: standard deviation of x . w*, above 0: w* is normal with |w*| near it. None is
-        sqrt(dimension), for a standard normal w*: then labels can hardly be wrong.
-      seed: of X, w* and labels, which do not depend on the machine.
+      signal: standard deviation of x . w*, above 0; w* is normal with a norm near `signal`. None
+        means sqrt(dimension), as for a standard normal w*; labels are then hardly random.
+      seed: random seed of X, w* and labels, which do not depend on the machine.
 
     Returns:
       The objective.

@@ -1,8 +1,8 @@
 """Training objectives: losses computed stage by stage, with one block of parameters per stage.
 
-A block is the flat vector of a stage's parameters. Stages may differ in what they hold, so blocks
-are padded with zeros to one width, and a model is one array (stages, width). Training schemes only
-ever see blocks, batches and gradients of blocks.
+A block is the flat vector of the parameters of a stage. Stages may have different numbers of
+parameters, so blocks are padded with zeros to the same width, and a model is an array (stages,
+width). Training schemes use only blocks, batches and gradients of blocks.
 """
 
 import abc
@@ -18,20 +18,20 @@ from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MAX_COUNT, check_fits, whole_number, wrong
 
 Tree = Any  # a pytree of arrays
-Leaf = Any  # an array; while JAX takes an objective apart, whatever stands for one
+Leaf = Any  # an array, or the placeholder of an array while JAX flattens an objective
 Blocks = Float[Array, "stages width"]
 
 
 class TrainingObjective(abc.ABC):
-    """Base of objectives: a function of all stages' blocks, the mean of the losses of batches.
+    """Base class of objectives: the mean loss of all batches, as a function of all blocks.
 
-    Subclasses are frozen dataclasses and pytrees: arrays are leaves, so that the objectives of
-    several seeds can be stacked and mapped over; counts are static.
+    Subclasses are frozen dataclasses and pytrees. Arrays are leaves, so `jax.vmap` can map over
+    the stacked objectives of several seeds. Counts are static.
 
     Attributes:
       num_stages: S.
       num_batches: number of batches.
-      minimum: least value f*; 0 where it is not known.
+      minimum: least value f*; 0 if it is unknown.
 
     Example:
       >>> import jax.numpy as jnp, pipejax as pj
@@ -51,7 +51,7 @@ class TrainingObjective(abc.ABC):
 
     @abc.abstractmethod
     def init(self, key: Array) -> Blocks:
-        """Return the initial blocks (stages, width); a random start uses the key."""
+        """Return the initial blocks (stages, width); `key` is for random initial blocks."""
 
     @abc.abstractmethod
     def batch(self, index: Int[Array, ""] | int) -> Tree:
@@ -76,18 +76,18 @@ class TrainingObjective(abc.ABC):
         """Return the value of the objective f."""
 
     def batch_loss(self, blocks: Blocks, batch: Tree) -> Float[Array, ""]:
-        """Compute the loss of a batch stage by stage; a subclass may have a shorter way."""
+        """Compute the loss of a batch stage by stage; subclasses may compute it faster."""
         activation = self.input(batch)
         for stage in range(self.num_stages):
             activation = self.stage(stage, blocks[stage], activation, batch)
         return self.loss(activation, batch)
 
     def gap(self, blocks: Blocks) -> Float[Array, ""]:
-        """Return the gap f - f* of the value to its minimum."""
+        """Return the gap f - f* between the value and the minimum."""
         return self.value(blocks) - self.minimum
 
     def held(self) -> Bool[NumpyArray, "stages width"] | bool:
-        """Return a mask of the blocks' coordinates that are parameters rather than padding."""
+        """Return a mask of the coordinates of blocks that are parameters, not padding."""
         return True
 
 
@@ -95,12 +95,12 @@ def batch_gradient(objective: TrainingObjective, blocks: Blocks, batch: Tree) ->
     """Return the gradient of the loss of a batch with respect to all blocks.
 
     Args:
-      objective: what is trained.
+      objective: objective to differentiate.
       blocks: (stages, width) parameters.
-      batch: as from `objective.batch`.
+      batch: a batch from `objective.batch`.
 
     Returns:
-      (stages, width) gradient; 0 where blocks are padded.
+      (stages, width) gradient; 0 at padding.
 
     Example:
       >>> import jax.numpy as jnp, pipejax as pj
@@ -111,10 +111,10 @@ def batch_gradient(objective: TrainingObjective, blocks: Blocks, batch: Tree) ->
     return jax.grad(objective.batch_loss)(blocks, batch)
 
 
-# Objectives of a linear model: the prediction is a sum, each stage adds the part of its block.
+# Objectives of a linear model: a prediction is a sum, to which each stage adds a part.
 
 
-OF_FEATURES: Any = None  # a count that is not given
+OF_FEATURES: Any = None  # default of a count that follows from the shape of the features
 
 
 class LinearBatch(NamedTuple):
@@ -126,7 +126,7 @@ class LinearBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Linear(TrainingObjective):
-    """Base of objectives whose loss depends only on x . w, with w the concatenated blocks."""
+    """Base class of objectives whose loss depends only on x . w; w is all blocks in a row."""
 
     features: Leaf  # (batches, examples, stages, width) x of every example
     targets: Leaf  # (batches, examples) y of every example
@@ -140,15 +140,15 @@ class Linear(TrainingObjective):
                 object.__setattr__(self, name, self.features.shape[axis])
 
     def init(self, key: Array) -> Blocks:
-        """Return zeros, since w = 0 is the start for every key."""
+        """Return zeros: the start is w = 0 for every key."""
         return jnp.zeros(self.features.shape[-2:], self.features.dtype)
 
     def batch(self, index: Int[Array, ""] | int) -> LinearBatch:
-        """Return the batch with an index, which consists of consecutive examples."""
+        """Return the batch with an index; its examples are consecutive."""
         return LinearBatch(self.features[index], self.targets[index])
 
     def input(self, batch: LinearBatch) -> Float[Array, " examples"]:
-        """Return zeros, to which stages add their part of each prediction."""
+        """Return zeros, to which each stage adds a part of each prediction."""
         return jnp.zeros_like(batch.targets)
 
     def stage(
@@ -197,7 +197,7 @@ class DataPartition:
         return self.num_batches * self.batch_size
 
     def fields(self, x: NumpyArray, y: NumpyArray, minimum: float) -> Mapping[str, Any]:
-        """Return the arguments of `Linear` for given examples, in JAX's default precision."""
+        """Return arguments of `Linear` for examples (x, y), in the default precision of JAX."""
         examples = (self.num_batches, self.batch_size)
         return {
             "features": jnp.asarray(x.reshape(*examples, self.num_stages, -1)),
@@ -216,9 +216,9 @@ def gram(objective: Linear) -> Float[NumpyArray, "dimension dimension"]:
 def smoothness(objective: TrainingObjective) -> float:
     """Return the Lipschitz constant L of the gradient of f.
 
-    Of a quadratic it is the largest eigenvalue of the Hessian X^T X / n, exactly. Of logistic
-    regression it is the upper bound lambda_max(X^T X) / 4n + l2: the logistic function is nowhere
-    steeper than 1/4.
+    For a quadratic, L is the largest eigenvalue of the Hessian X^T X / n. For logistic regression,
+    the result is the upper bound lambda_max(X^T X) / 4n + l2, because the slope of the logistic
+    function is at most 1/4.
 
     Args:
       objective: a quadratic or a logistic regression, not stacked.
@@ -227,7 +227,7 @@ def smoothness(objective: TrainingObjective) -> float:
       L.
 
     Raises:
-      ValueError: if the objective is of another kind, or stacked.
+      ValueError: if the objective is neither a quadratic nor a logistic regression, or is stacked.
 
     Example:
       >>> import pipejax as pj

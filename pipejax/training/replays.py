@@ -1,7 +1,7 @@
-"""Training in the order of a table's timeline, in which gradients read outdated weights.
+"""Training in the order of ops in a table's run, in which gradients read outdated weights.
 
-PipeDream, PipeDream-2BW and LocalSGD are tables, so one replay runs them all. Time is that of the
-table, in slots or seconds, so methods compare at equal times on one machine.
+PipeDream, PipeDream-2BW and LocalSGD are tables, so the same replay trains all of them. Times are
+those of the run, in slots or seconds, so methods can be compared at equal times.
 """
 
 import dataclasses
@@ -37,21 +37,21 @@ from pipejax.training.training_run import (
 )
 
 NO_SAMPLE = -1
-ORDERS = ("epochs", "cyclic", "drawn")  # of the batches
+ORDERS = ("epochs", "cyclic", "drawn")  # possible orders of the batches
 Times = Float[NumpyArray, " samples"]
-State = tuple[Array, Array, Array]  # versions kept, gradients collected, largest square
+State = tuple[Array, Array, Array]  # stored versions, collected gradients, largest squared norm
 
 
 def replay(
     objective: TrainingObjective, table: ScheduleTable, *, step_size: float, seed: int, **how: Any
 ) -> TrainingRun:
-    """Train once, with gradients and updates in the order of a table's timeline.
+    """Train once, with gradients and updates in the order of a table's run.
 
     Args:
-      objective: what is trained, cut into as many stages as the table has.
+      objective: objective to train, with as many stages as the table.
       table: an asynchronous schedule.
       step_size: gamma.
-      seed: of the start and of the order of batches.
+      seed: random seed of the start and of the order of batches.
       **how: costs, link, times, each_run, batches and noise, as for `sweep_replay`.
 
     Returns:
@@ -81,37 +81,36 @@ def sweep_replay(
     batches: str = "epochs",
     noise: float = 0.0,
 ) -> TrainingRun:
-    """Train in the order of a table's timeline, for all step sizes and seeds in a compiled call.
+    """Train in the order of a table's run, for all step sizes and seeds in one compiled call.
 
     Args:
-      objective: what is trained, cut into as many stages as the table has; either one, or those
-        of the seeds, stacked.
+      objective: objective to train, with as many stages as the table; or stacked objectives, one
+        for each seed.
       table: an asynchronous schedule: pipedream, pipedream-2bw, local-sgd or one of your own.
       step_sizes: (step_sizes) gamma; an update applies the mean of the gradients that it collects.
-      seeds: (seeds) of start and order of batches.
-      costs: unbatched costs [s]; every op takes one slot, updates and messages nothing if None.
+      seeds: (seeds) random seeds of the start and of the order of batches.
+      costs: costs [s] without a batch axis; None: an op takes one slot, updates and messages none.
       link: link model, or `Links`.
-      times: (samples) when to look at the gap [s, or slots], ascending; or into how many equal
-        parts the time of the table is cut.
-      each_run: with several models, as in local SGD: True is the mean of the gaps of all of them,
-        False the gap of their mean model.
-      batches: one of `ORDERS`: "epochs" runs through all batches in a new order each time, "cyclic"
-        in the same order, 0, 1, ..., "drawn" draws every one by itself, as Randomized PipeDream
-        does.
-      noise: standard deviation of the normal numbers that are added to every coordinate of every
-        block gradient.
+      times: (samples) ascending times at which the gap is computed [s, or slots]; or the number of
+        equal parts into which the time of the run is divided.
+      each_run: with several models, as in LocalSGD: True gives the mean of the gaps of all models,
+        False the gap of their mean.
+      batches: one of `ORDERS`. "epochs" trains on all batches in a new random order, again and
+        again. "cyclic" always uses the order 0, 1, ... "drawn" draws each batch at random, as
+        Randomized PipeDream does.
+      noise: standard deviation of normal noise on every coordinate of every block gradient.
 
     Returns:
-      The runs, with leading axes (step_sizes, seeds). The gap is that of the model that the stages
-      hold together at each time, the loss that of the batches at the mixed models that their
-      forwards have read.
+      The runs, with leading axes (step_sizes, seeds). `gap` is the gap of the newest blocks of all
+      stages at each time. `loss` is the loss of the batches at the weights that their forwards
+      have read.
 
     Raises:
-      ValueError: if an argument is out of range, the stages do not match, nothing updates within
-        the table, or it cannot be replayed.
+      ValueError: if an argument is out of range, if the stages do not match, if the table has no
+        updates, or if it cannot be replayed.
 
     Cost:
-      Holds for each run one model more than the age of the oldest that is read. Compiles per shape.
+      For each run, one model more than the age of the oldest one that is read. Compiles per shape.
 
     Example:
       >>> import pipejax as pj
@@ -164,12 +163,12 @@ def sweep_replay(
 def _mean_losses(
     losses: Float[NumpyArray, "*runs gradients"], is_sample: Bool[NumpyArray, " events"]
 ) -> Float[NumpyArray, "*runs samples"]:
-    """Return the mean loss of the gradients since the sample before; NaN if there are none."""
-    # An event is a gradient, which has a loss, or a sample, a moment at which the gap is recorded.
-    # The last event is a sample.
-    # gradient, sample, gradient, gradient, sample with the losses 1 2 4 have the means 1 and 3
+    """Return the mean loss of all gradients since the previous sample; NaN without gradients."""
+    # An event is a gradient, which has a loss, or a sample, at which the gap is recorded. The last
+    # event is a sample. Example: gradient, sample, gradient, gradient, sample. If the losses of
+    # the gradients are 1 2 4, the means are 1 and 3.
     gradients_before = np.cumsum(~is_sample)[is_sample]
-    groups = np.split(losses, gradients_before, axis=-1)[:-1]  # none after the last sample
+    groups = np.split(losses, gradients_before, axis=-1)[:-1]  # the last group is always empty
     count = np.diff(gradients_before, prepend=0)
     total = np.stack([group.sum(axis=-1) for group in groups], axis=-1)
     return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
@@ -181,10 +180,10 @@ def batch_order(
     """Return the index of the batch that each microbatch trains on.
 
     Args:
-      seed: of the run.
+      seed: random seed of the run.
       microbatches: M.
       num_batches: number of batches.
-      batches: one of `ORDERS`, as for `replay`.
+      batches: one of `ORDERS`, as for `sweep_replay`.
 
     Returns:
       (microbatches) indices of batches.
@@ -206,22 +205,22 @@ def batch_order(
     return np.concatenate([random.permutation(num_batches) for _ in range(epochs)])[:microbatches]
 
 
-# The training of a table: the weights that every gradient reads and updates, and when.
+# A plan says which weights each gradient of a table reads and updates, and in which order.
 #
-# All stages of a microbatch use the weights that its forwards read (weight stashing). So its
-# backwards compute the gradient of one mixed model: each stage at the version that its forward
-# read. A plan orders the microbatches so that every version exists when it is read. Versions of a
-# stage are stored in a ring, version v at place v mod depth.
+# The backwards of a microbatch use the weights that its forwards read (weight stashing). So they
+# compute the gradient at one mixed model, in which each stage has the version that its forward
+# read. A plan orders the gradients so that every version exists when it is read. Versions of a
+# stage are stored in a ring buffer: version v has the index v mod depth.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReplayPlan:
-    """Plan of a replay: gradients and samples (events) in the order of their computation."""
+    """Plan of a replay: its events, which are gradients and samples, in order of computation."""
 
     events: "_ReplayEvents"
     sampled: Int[NumpyArray, "samples runs stages"]  # versions at the time of each sample
     update: Int[NumpyArray, " samples"]  # block updates before each sample, over all runs
-    depth: int  # versions to keep
+    depth: int  # versions to store
 
 
 def make_plan(
@@ -229,18 +228,18 @@ def make_plan(
     finish: Float[NumpyArray, "workers slots"],
     time: Float[NumpyArray, " samples"],
 ) -> ReplayPlan:
-    """Order a table's gradients and the samples of the gap (at `time`) for their computation."""
-    # `finish` is when each cell ends. A version of a stage is its number of updates so far.
+    """Return the plan of a table's gradients, with samples of the gap at the times `time`."""
+    # `finish` is the end of each cell. The version of a stage is the number of its updates so far.
     if not table.updates_within:
         raise ValueError(f"{table.name} does not update weights within the table: no U cell")
-    check_usual(on_lane(table, COMPUTING), "training")  # wherever weights are gathered
+    check_usual(on_lane(table, COMPUTING), "training")  # sharding cells may be on any lane
     if table.num_pipes > 1:
         raise ValueError(f"{table.name} has {table.num_pipes} pipes, each with its own weights")
     order, gradients = _gradients(table)
-    latest = time + SAME_MOMENT * float(finish.max())  # of each sample, up to rounding
+    latest = time + SAME_MOMENT * float(finish.max())  # time of each sample, plus rounding
     first_end = finish.ravel()[find_versions(table).update_cell].min(axis=0)[order]
     has_begun = first_end[None] <= latest[:, None]
-    # gradients before each sample, up to the last that has begun: [T T F T F] -> 4, [F F F] -> 0
+    # gradients before each sample, up to the last whose updates have begun: [T T F T F] -> 4
     needed = has_begun.shape[1] - has_begun[:, ::-1].argmax(axis=1)
     needed = np.where(has_begun.any(axis=1), needed, 0)
     versions = [
@@ -249,15 +248,15 @@ def make_plan(
     ]
     sampled = np.moveaxis(np.array(versions), -1, 0)
     is_of_run = gradients["run"][None] == np.arange(table.weights.runs)[:, None]
-    # updates (runs, samples, stages) that the replay has done before each sample
+    # (runs, samples, stages) updates of the replay before each sample
     done = np.cumsum(gradients["applies"][None] * is_of_run[..., None], axis=1)
     done = np.concatenate([np.zeros_like(done[:, :1]), done], axis=1)[:, needed]
     largest_lag = max(
         int((gradients["newest"] + gradients["applies"] - gradients["read"]).max()),
         int((np.moveaxis(done, 1, 0) - sampled).max()),
     )
-    # Merge gradients, with keys 1, 3, .., and samples, with key 2 n after n gradients. For three
-    # gradients and samples after 0 and 2 of them: keys [1 3 5 | 0 4], so the order is sample,
+    # Merge gradients, with the keys 1, 3, .., and samples; a sample after n gradients has the key
+    # 2 n. Three gradients, and samples after 0 and 2 gradients, have the keys [1 3 5 | 0 4]: sample,
     # gradient, gradient, sample. Gradients after the last sample are dropped.
     key = np.concatenate([2 * np.arange(len(order)) + 1, 2 * needed])
     merged = np.argsort(key, kind="stable")
@@ -271,7 +270,7 @@ def make_plan(
         events=_ReplayEvents(**events, sample=sample),
         sampled=sampled,
         update=sampled.sum(axis=(1, 2)),
-        depth=1 << largest_lag.bit_length(),  # few different depths: each is compiled anew
+        depth=1 << largest_lag.bit_length(),  # a power of 2, because each depth is compiled anew
     )
 
 
@@ -280,15 +279,16 @@ def _gradients(
 ) -> tuple[Int[NumpyArray, " microbatches"], dict[str, NumpyArray]]:
     """Return the microbatches in the order of their gradients, and fields of `_ReplayEvents`."""
     # Fields have the shape (microbatches) or (microbatches, stages). An update of a stage collects
-    # gradients; the last of them applies it. A run is one of LocalSGD's models.
+    # gradients of several microbatches; the last gradient applies it. A run is a model of
+    # LocalSGD.
     versions, rule = find_versions(table), table.weights
     _, finish = op_times(table)
     first_end = finish.ravel()[table.backward_end_cells].min(axis=0)
     order = np.argsort(first_end, kind="stable")
     run, applied = order % rule.runs, versions.applied[:, order].T
-    key = applied * rule.runs + run[:, None]  # of an update, by stage
-    size = np.stack([np.bincount(column)[column] for column in key.T], axis=1)  # of equal keys
-    rank = np.empty_like(key)  # among equal keys: [5 7 5 5] -> [0 0 1 2]
+    key = applied * rule.runs + run[:, None]  # number of the update, for each stage
+    size = np.stack([np.bincount(column)[column] for column in key.T], axis=1)  # count of the key
+    rank = np.empty_like(key)  # position among equal keys: [5 7 5 5] -> [0 0 1 2]
     for stage, column in enumerate(key.T):
         by_key = np.argsort(column, kind="stable")
         group = np.append(0, np.cumsum(np.diff(column[by_key]) != 0))
@@ -317,8 +317,8 @@ def _gradients(
 def _check_averages(
     table: ScheduleTable, run: NumpyArray, applies: NumpyArray, averages: NumpyArray
 ) -> None:
-    """Check that all runs have as many updates of each stage before an event that averages them."""
-    # events have run (events), applies (events, stages), averages (events); the first averages none
+    """Check that all runs have equal numbers of updates of each stage before each average."""
+    # shapes: run (events), applies (events, stages), averages (events); averages[0] is False
     event_before = np.flatnonzero(averages) - 1
     update_counts = [
         np.cumsum(applies * (run == run_number)[:, None], axis=0)[event_before]
@@ -331,7 +331,7 @@ def _check_averages(
 def _update_ends(
     table: ScheduleTable, finish: Float[NumpyArray, "workers slots"]
 ) -> list[list[Float[NumpyArray, " updates"]]]:
-    """Return the end times of updates, by model (run) and stage, in row order."""
+    """Return nested lists [run][stage] of the end times of updates, in row order."""
     cell, stages, runs = table.updates, table.num_stages, table.weights.runs
     run, stage = table.microbatch.ravel()[cell] % runs, table.stage.ravel()[cell]
     ends = finish.ravel()[cell]
@@ -341,14 +341,15 @@ def _update_ends(
 class _ReplayEvents(NamedTuple):
     """Gradients and samples in the order of their computation; a run is one of several models."""
 
-    microbatch: Any  # (events) of the gradient, or before the sample
-    run: Any  # (events) run that it belongs to
-    read: Any  # (events, stages) weight version that the gradient reads, or its place in a ring
-    newest: Any  # (events, stages) newest version of the run before the gradient, or its place
-    applies: Any  # (events, stages) whether the update that follows applies what was collected
-    collected: Any  # (events, stages) gradients that it applies together
-    averages: Any  # (events) whether runs are averaged before it
-    sample: Any  # (events) number of the sample taken instead of a gradient, or `NO_SAMPLE`
+    # weight versions are numbers of updates, or indices into the ring buffer
+    microbatch: Any  # (events) microbatch of the gradient; for a sample, that of the last gradient
+    run: Any  # (events) run of the gradient
+    read: Any  # (events, stages) weight version that the gradient reads
+    newest: Any  # (events, stages) newest weight version of the run before the gradient
+    applies: Any  # (events, stages) whether an update of the stage follows the gradient
+    collected: Any  # (events, stages) number of gradients in that update
+    averages: Any  # (events) whether the weights of all runs are averaged before the event
+    sample: Any  # (events) number of the sample; `NO_SAMPLE` if the event is a gradient
 
 
 def _narrow(values: NumpyArray) -> NumpyArray:
@@ -356,7 +357,7 @@ def _narrow(values: NumpyArray) -> NumpyArray:
 
 
 def _check_times(times: Times | int, end: float) -> Times:
-    """Return checked sample times; an integer n stands for n equal intervals up to the end."""
+    """Return the sample times after a check; an integer n means n equal intervals up to `end`."""
     if isinstance(times, int | np.integer):
         return np.linspace(0.0, end, times + 1)
     values = np.asarray(times, np.float64)
@@ -367,11 +368,11 @@ def _check_times(times: Times | int, end: float) -> Times:
 
 
 class _ReplaySettings(NamedTuple):
-    """Static settings of a run: versions to keep, gap of each model or of their mean, noise."""
+    """Static settings of a run."""
 
-    depth: int
-    each_run: bool
-    noisy: bool
+    depth: int  # weight versions to store
+    each_run: bool  # gap: mean over the models, instead of the gap of their mean
+    noisy: bool  # whether gradients have noise
 
 
 @functools.partial(compiled, static_argnames="settings")
@@ -403,11 +404,11 @@ def _train(
     batches: Int[Array, " events"],
     *,
     noise: Float[Array, ""],
-    events: _ReplayEvents,  # shared by all runs, so `vmap` keeps branches as branches
+    events: _ReplayEvents,  # equal for all runs, so `vmap` does not turn `cond` into `select`
     sampled: Int[Array, "samples runs stages"],
     settings: _ReplaySettings,
 ) -> tuple[Array, Array, Array, Array]:
-    """Train once; return results (events), divergence, last blocks and largest squared gradient."""
+    """Train once; return results by event, divergence, last blocks, largest squared gradient."""
     depth, each_run, noisy = settings
     start = objective.init(start_key(seed))
     step_size = step_size.astype(start.dtype)
@@ -416,8 +417,8 @@ def _train(
     def apply_gradient(
         state: State, event: _ReplayEvents, batch: Array
     ) -> tuple[State, Float[Array, ""]]:
-        """Compute a gradient at the weights that the event reads; make the updates that are due."""
-        # weights (runs, versions, stages, width): at depth 8, version 9 is at place 1 of versions
+        """Compute the gradient of an event, and do the updates of stages that follow it."""
+        # weights (runs, versions, stages, width): at depth 8, version 9 has the index 1
         weights, collected, largest = state
         weights = jax.lax.cond(event.averages, average, lambda same, _: same, weights, event.newest)
         run_weights = weights[event.run]
@@ -455,7 +456,7 @@ def _train(
     def replay(state: State, event_and_batch: tuple[_ReplayEvents, Array]) -> tuple[State, Array]:
         event, batch = event_and_batch
         return jax.lax.cond(
-            event.sample == NO_SAMPLE,  # else record the gap
+            event.sample == NO_SAMPLE,  # a gradient; otherwise a sample of the gap
             lambda: apply_gradient(state, event, batch),
             lambda: (state, sample_gap(models(state[0], sampled[event.sample]))),
         )

@@ -1,8 +1,8 @@
 """Randomized PipeDream: updates of random stages, with gradients at mixed old weights.
 
-It stands for asynchronous pipeline training as analysis can handle it. Update k draws a stage, a
-batch, and for each stage a model of the last delta updates that its block is read from; the
-gradient of the drawn stage's block at this mixture moves only that block:
+Randomized PipeDream is a model of asynchronous pipeline training that can be analysed. Update k
+draws a stage and a batch. For each stage s, it also draws one of the last delta + 1 models, and
+reads block s of that model. The gradient at these blocks changes only the drawn stage:
 
   z = (w^0[j_0], ..., w^{S-1}[j_{S-1}]),    w^s <- w^s - gamma * grad_s f(z; batch).
 
@@ -42,7 +42,7 @@ from pipejax.training.training_run import (
 
 Table = Int[NumpyArray, "..."]
 Outcome = tuple[Array, Array, Array, Array, Array | None, Array]
-RANDOM_ORDERS = ("drawn", "cyclic")  # of the batches
+RANDOM_ORDERS = ("drawn", "cyclic")  # possible orders of the batches
 
 
 def randomized_pipedream(
@@ -51,9 +51,9 @@ def randomized_pipedream(
     """Train once by Randomized PipeDream.
 
     Args:
-      objective: what is trained.
+      objective: objective to train.
       step_size: gamma.
-      seed: of start, stages, batches and delays.
+      seed: random seed of start, stages, batches and delays.
       **how: updates, delta, delays, interval, norms, batches and noise, as for
         `sweep_randomized_pipedream`.
 
@@ -90,20 +90,19 @@ def sweep_randomized_pipedream(
     The random choices of a seed do not depend on the step size or on other runs.
 
     Args:
-      objective: objective to train, or one per seed, stacked.
+      objective: objective to train, or stacked objectives, one for each seed.
       step_sizes: (step_sizes) gamma.
-      seeds: (seeds) of start, stages, batches and delays.
+      seeds: (seeds) random seeds of start, stages, batches and delays.
       updates: number of block updates, a multiple of `interval`.
-      delta: largest delay: every block is read from a random model of the last delta updates; 0 is
-        stochastic block coordinate descent. Several make a leading axis.
-      delays: instead of delta, samples of delays (samples, stages), or (stages, samples, stages) by
-        the updated stage, such as those of a schedule. One sample is drawn: the age of each block
-        in updates, at most back to the start.
+      delta: largest delay; each block is read from one of the last delta + 1 models, at random. 0
+        is stochastic block coordinate descent. Several values give a leading axis.
+      delays: samples of delays, such as those of a schedule, instead of delta. The shape is
+        (samples, stages), or (stages, samples, stages) by updated stage. An update draws one
+        sample: the age of each block in updates, at most back to the start.
       interval: updates between two samples of the gap.
-      norms: whether to measure the full gradient before every update, which costs as much as f.
-      batches: "drawn", or "cyclic" for batch k mod batches at update k.
-      noise: standard deviation of the normal numbers that are added to every coordinate of every
-        block gradient.
+      norms: whether to compute the full gradient before every update, which costs as much as f.
+      batches: "drawn", or "cyclic": update k uses batch k mod num_batches.
+      noise: standard deviation of normal noise on every coordinate of every block gradient.
 
     Returns:
       The runs, with leading axes (step_sizes, seeds), or (deltas, step_sizes, seeds), in the
@@ -113,8 +112,8 @@ def sweep_randomized_pipedream(
       ValueError: if an argument is out of range, or both delta and delays are given.
 
     Cost:
-      Memory for (largest delay + a multiple of S) blocks per run. Compiles once per shape: step
-      sizes, seeds, deltas and delays are data.
+      Memory for (largest delay + a multiple of S) blocks per run. Compiles once per shape; new
+      step sizes, seeds, deltas and delays need no compilation.
 
     Example:
       >>> import pipejax as pj
@@ -136,7 +135,7 @@ def sweep_randomized_pipedream(
     depth = oldest + _longest_rest(seed_array, updates, objective.num_stages)
     settings = _RandomizedSettings(
         window=oldest + 1,
-        depth=1 << (depth - 1).bit_length(),  # few different depths: each is compiled anew
+        depth=1 << (depth - 1).bit_length(),  # a power of 2, because each depth is compiled anew
         samples=updates // interval,
         interval=interval,
         norms=norms,
@@ -151,10 +150,10 @@ def sweep_randomized_pipedream(
 
 
 def _longest_rest(seeds: UInt[NumpyArray, " seeds"], updates: int, num_stages: int) -> int:
-    """Return the longest interval, in updates, in which some stage is not updated."""
-    # Block s < S is the start of stage s, and block S + k comes from update k. The run ends before
-    # block S + K. With S = 2 and updates of stages 1 1 0, stage 0 has the blocks 0 4, stage 1 has
-    # 1 2 3, and 5 ends both: the longest interval is 4 updates.
+    """Return the longest interval, in updates, in which a stage is not updated."""
+    # Block s < S is the start of stage s, update k makes block S + k, and S + K marks the end of
+    # the run. With S = 2 and updates of the stages 1 1 0, stage 0 has the blocks 0 4, stage 1 has
+    # 1 2 3, and 5 marks the end. The longest interval is 4 updates, from block 0 to block 4.
     stages = np.arange(num_stages)
     end = np.full(num_stages, num_stages + updates)
     number = np.concatenate([stages, num_stages + np.arange(updates), end])
@@ -176,7 +175,7 @@ def _stages(
 def _delay_law(
     objective: TrainingObjective, delta: int | Sequence[int], delays: Table | None
 ) -> Table:
-    """Check `delta` or `delays`; return largest delays, or a table of delays to draw from."""
+    """Check `delta` and `delays`; return the largest delays, or the samples of delays."""
     counts = {"num_stages": objective.num_stages + 2, "num_batches": objective.num_batches}
     for name, count in counts.items():
         if count > LARGEST_COUNT:
@@ -193,33 +192,33 @@ def _delay_law(
 
 
 class _RandomizedSettings(NamedTuple):
-    window: int  # models that can be read
-    depth: int  # blocks that are kept
-    samples: int  # of the gap
-    interval: int  # updates between them
-    norms: bool  # whether full gradients are measured
-    cyclic: bool  # whether batches come in turn
-    noisy: bool  # whether there is noise
+    window: int  # number of latest models that can be read
+    depth: int  # number of stored blocks
+    samples: int  # samples of the gap after the start
+    interval: int  # updates between two samples
+    norms: bool  # whether full gradients are computed
+    cyclic: bool  # whether batches are used in turn
+    noisy: bool  # whether gradients have noise
 
 
 class _State(NamedTuple):
     """State of a run that each update changes."""
 
-    # A model is stored as the numbers of its S blocks: 0 to S - 1 at the start, and S + k from
-    # update k. So the history of a run takes one block per update instead of S. The numbers depend
-    # on the seed alone: vmap stores them once for all step sizes.
+    # A model is stored as the numbers of its S blocks. Blocks 0 to S - 1 are the start, and update
+    # k makes block S + k. So the history of a run has one block per update instead of S. The
+    # numbers depend on the seed only, so `vmap` computes them once for all step sizes.
 
-    history: Float[Array, "depth width"]  # block n at place n mod depth
+    history: Float[Array, "depth width"]  # block n has the index n mod depth
     blocks: Float[Array, "stages width"]  # the newest model
     largest: Float[Array, ""]  # largest squared norm of a block gradient
     total: Float[Array, ""]  # sum of squared norms of full gradients
 
 
 class _Choice(NamedTuple):
-    """Random choices of an update: its stage, batch, read blocks and noise."""
+    """Random choices of an update: stage, batch, blocks to read, and noise."""
 
-    k: Int[Array, "*updates"]  # its number
-    stage: Int[Array, "*updates"]  # whose block is updated
+    k: Int[Array, "*updates"]  # number of the update
+    stage: Int[Array, "*updates"]  # stage whose block is updated
     batch: Int[Array, "*updates"]  # index of the batch
     read: Int[Array, "*updates stages"]  # numbers of the blocks that are read
     noise: Float[Array, "*updates width"]  # added to the gradient, or () without noise
@@ -250,10 +249,9 @@ def _train(
     noise: Float[Array, ""],
     settings: _RandomizedSettings,
 ) -> Outcome:
-    """Train once with random stages and delays; `settings` has the static settings."""
-    # A model is a row of block versions, one per stage: version s < num_stages is the start of
-    # stage s, and update k makes version num_stages + k. With 2 stages, updates 0 and 1 of stage 1
-    # lead from the model [0 1] to [0 2] and [0 3].
+    """Train once by Randomized PipeDream."""
+    # A model is a row of block numbers, one per stage (see `_State`). With 2 stages, updates 0 and
+    # 1 of stage 1 change the model [0 1] to [0 2] and then to [0 3].
     start = objective.init(start_key(seed))
     size, (num_stages, width) = step_size.astype(start.dtype), start.shape
     stages = jnp.arange(num_stages, dtype=jnp.int32)
@@ -262,10 +260,10 @@ def _train(
     )
 
     def choices(models: Array, first: Array) -> tuple[Array, _Choice]:
-        """Draw the choices of the updates from `first` to the next sample; return new `models`."""
-        # `models` (window, stages) are those before the last updates. The version of a stage only
-        # grows, so a running maximum of new versions gives the model after each update. Row
-        # window - 1 of `latest` is the model before update `first`.
+        """Return the latest models at the next sample, and the choices of updates from `first`."""
+        # `models` (window, stages) are the latest models before update `first`. Block numbers of a
+        # stage only grow, so a running maximum of new numbers gives the model after each update.
+        # Row window - 1 of `latest` is the model before update `first`.
         k = first + jnp.arange(settings.interval, dtype=jnp.int32)
         draws = jax.vmap(choose)(k)
         new_block = jnp.where(draws.stage[:, None] == stages[None], num_stages + k[:, None], 0)
@@ -278,7 +276,7 @@ def _train(
         return latest[-settings.window :], _Choice(k, draws.stage, batch, read, added)
 
     def apply_update(state: _State, choice: _Choice) -> tuple[_State, Float[Array, ""]]:
-        """Update the block of the drawn stage by a gradient at the drawn versions."""
+        """Update the block of the drawn stage by a gradient at the drawn blocks."""
         k, stage, batch, read, added = choice
         mixed = state.history[read % settings.depth]
         loss, gradients = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
@@ -297,7 +295,7 @@ def _train(
     def to_sample(
         carry: tuple[_State, Array], first: Array
     ) -> tuple[tuple[_State, Array], tuple[Array, Array]]:
-        """Train from update `first` to the next sample, and return its gap and the mean loss."""
+        """Train from update `first` to the next sample; return the gap and the mean loss there."""
         models, choice = choices(carry[1], first)
         state, losses = jax.lax.scan(apply_update, carry[0], choice)
         return (state, models), (objective.gap(state.blocks), jnp.mean(losses))
@@ -317,7 +315,7 @@ def _train(
 def _noise(
     objective: TrainingObjective, seed: Array, k: Array, stage: Array, start: Array
 ) -> Float[Array, "updates width"]:
-    """Return standard normal noise for a block of updates; 0 where entries only pad a block."""
+    """Return standard normal noise for the block of each update; 0 at padding."""
     is_parameter = jnp.broadcast_to(jnp.asarray(objective.held()), start.shape)
     width = (start.shape[1],)
     normal = jax.vmap(lambda number: gradient_noise(seed, number, width, start.dtype))(k)

@@ -1,7 +1,7 @@
-"""Published convergence bound of Randomized PipeDream, with its term for outdated weights.
+"""Published convergence bound of Randomized PipeDream, with a term for outdated weights.
 
-For f with an L-Lipschitz gradient, block gradients of second moment at most G^2, and reads from
-the last delta models, K updates of step size gamma end with
+Let f have an L-Lipschitz gradient, let second moments of block gradients be at most G^2, and let
+blocks be read from the last delta models. Then K updates of step size gamma satisfy
 
   mean over k < K of E|grad f(w_k)|^2
       <= 2 S (f_0 - f*) / (gamma K)  +  gamma S L G^2  +  gamma^2 L^2 delta^2 G^2.
@@ -17,7 +17,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import whole_number
 from pipejax.base.display import short_repr
 
-NEWTON_STEPS = 12  # the root is within a quarter below the first guess; each step squares the error
+NEWTON_STEPS = 12  # the root is at most a quarter below the first guess; a step squares the error
 _OF_TERMS = ("stages", "updates", "smoothness", "gradient_bound", "delta", "gap")
 Values = Float[NumpyArray, "*shape"]
 Given = float | NumpyArray
@@ -31,7 +31,7 @@ class ConvergenceBound(NamedTuple):
       start: 2 S (f_0 - f*) / (gamma K), from the initial gap.
       noise: gamma S L G^2, from batches and single-block updates.
       delay: gamma^2 L^2 delta^2 G^2, from outdated blocks.
-      total: their sum.
+      total: sum of the three terms.
     """
 
     start: Values
@@ -92,7 +92,7 @@ def best_step_size(
     """Return the step size with the least convergence bound; all arguments broadcast.
 
     The bound a / gamma + b gamma + c gamma^2 is least at the positive root of
-    2 c gamma^3 + b gamma^2 = a, which Newton's method approaches from above.
+    2 c gamma^3 + b gamma^2 = a. Newton's method finds this root from above.
 
     Args:
       stages: S.
@@ -112,7 +112,7 @@ def best_step_size(
       [0.05, 0.0137]
     """
     a, b, c = _terms(stages, updates, smoothness, gradient_bound, delta, gap)
-    # start above the root: the smaller of the roots without c and without b
+    # first guess, above the root: the smaller of the roots for c = 0 and for b = 0
     without_delay, without_noise = np.sqrt(a / b), np.cbrt(a / np.where(c > 0, 2 * c, 1.0))
     gamma = np.where(c > 0, np.minimum(without_delay, without_noise), without_delay)
     for _ in range(NEWTON_STEPS):
@@ -128,10 +128,11 @@ def pipedream_delay(stages: int) -> int:
       stages: S.
 
     Returns:
-      Block updates of all stages between a read of a block and the resulting update.
+      Number of updates, counted over all stages, between reading the weights of a stage and the
+      update with the gradient computed from them.
 
     Source:
-      arXiv 2606.03498, S^2 - S/2 + O(1); the floor is what the schedule gives at S = 2 to 32.
+      arXiv 2606.03498, S^2 - S/2 + O(1). Tables of the schedule give the floor at S = 2 to 32.
 
     Example:
       >>> import pipejax as pj
@@ -145,8 +146,8 @@ def pipedream_delay(stages: int) -> int:
 def delay_term_law(stages: int, updates: Given, *, smoothness: Given, gap: Given) -> Values:
     """Return the delay term of PipeDream's bound for large S and K: Theta(S^4 / K).
 
-    The step size is the best one without delays, gamma = sqrt(2 (f_0 - f*) / (K L)) / G, which does
-    not depend on S. With delta = `pipedream_delay` the term is 2 L (f_0 - f*) delta^2 / K.
+    The step size is the best step size without delays, gamma = sqrt(2 (f_0 - f*) / (K L)) / G. It
+    does not depend on S. With delta = `pipedream_delay`, the term is 2 L (f_0 - f*) delta^2 / K.
 
     Args:
       stages: S.
@@ -169,7 +170,7 @@ def delay_term_law(stages: int, updates: Given, *, smoothness: Given, gap: Given
 
 
 def _terms(*numbers: Given) -> tuple[Values, Values, Values]:
-    """Return the factors of 1 / gamma, gamma and gamma^2 in the convergence bound."""
+    """Return the factors (a, b, c) of 1 / gamma, gamma and gamma^2 in the convergence bound."""
     _check(**dict(zip(_OF_TERMS, numbers, strict=True)))
     s, k, lipschitz, g, d, f = (np.asarray(value, np.float64) for value in numbers)
     a, b, c = np.broadcast_arrays(2 * s * f / k, s * lipschitz * g**2, (lipschitz * d * g) ** 2)
@@ -177,7 +178,7 @@ def _terms(*numbers: Given) -> tuple[Values, Values, Values]:
 
 
 def _check(**values: Given) -> None:
-    """Refuse values that are not finite and positive; a delta may be 0."""
+    """Check that all values are finite and above 0; delta may be 0."""
     for name, value in values.items():
         numbers = np.asarray(value, np.float64)
         is_allowed, allowed = numbers > 0, "above 0"

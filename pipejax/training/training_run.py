@@ -21,15 +21,15 @@ from pipejax.base.checks import (
 from pipejax.base.display import short_repr
 from pipejax.training.objective import TrainingObjective
 
-# The random choices of training runs: they depend on the seed and the number of a gradient only.
+# The random choices of training runs depend only on the seed and the number of a gradient.
 #
-# Stages, batches and delays of Randomized PipeDream follow from random bits by whole-number
-# arithmetic. So a seed makes the same choices in single and double precision, alone and in a batch,
-# at any step size, and with other delays the same stages and batches. Gradient noise is drawn in
-# single precision and widened: the same up to rounding.
+# Stages, batches and delays of Randomized PipeDream follow from random bits by integer arithmetic.
+# So a seed gives the same choices in single and double precision, alone and in a batch, and at any
+# step size. Other delays change neither stages nor batches. Gradient noise is drawn in single
+# precision and then converted.
 
 CIPHER = "threefry2x32"
-LARGEST_COUNT = 1 << 16  # that 32 bits are scaled to without a carry
+LARGEST_COUNT = 1 << 16  # largest count of `below`, whose products then fit into 48 bits
 Whole = Int[Array, ""] | UInt[Array, ""]
 Delays = Int[Array, ""] | Int[Array, "stages samples stages"]
 
@@ -39,9 +39,9 @@ class Draw(NamedTuple):
     """Random choices of one update of Randomized PipeDream.
 
     Attributes:
-      stage: whose block is updated.
+      stage: stage whose block is updated.
       batch: index of the batch.
-      read: (stages) number of the model, counted in updates, that each block is read from.
+      read: (stages) for each block, the model that it is read from: the number of updates before.
     """
 
     stage: Int[Array, ""]
@@ -60,16 +60,16 @@ def draw(
     """Draw the stage, the batch and the read models of one update.
 
     Args:
-      seed: of the run; may be traced.
-      update: its number k, from 0; may be traced.
+      seed: random seed of the run; may be traced.
+      update: number k of the update, from 0; may be traced.
       num_stages: S, at most 65534.
       num_batches: number of batches, at most 65536.
-      delays: an int, the largest delay: each block's is drawn from 0 to it. Or an array (updated
-        stage, sample, block): one sample of the stage is drawn. With delay d, update k reads a
-        block (the parameters of a stage) of model max(0, k - d). All may be traced.
+      delays: the largest delay (int), up to which a delay is drawn for each block; or an array
+        (updated stage, sample, block), from which one sample is drawn. With delay d, update k
+        reads the block of a stage from the model after max(0, k - d) updates. May be traced.
 
     Returns:
-      The choices, each uniform up to one part in 2^32 per value.
+      The choices; each value has the same probability, up to 2^-32.
 
     Example:
       >>> import pipejax as pj
@@ -98,7 +98,7 @@ def start_key(seed: Whole | int) -> Array:
 
 
 def drawn_stage(seed: Whole | int, update: Whole | int, num_stages: int) -> Int[Array, ""]:
-    """Draw the same stage as `draw`, without its other choices."""
+    """Draw the stage that `draw` returns, without batch and delays."""
     first = _bits(jnp.uint32(seed), jnp.uint32(update), 1)[0]
     return below(first, jnp.asarray(num_stages))
 
@@ -106,7 +106,7 @@ def drawn_stage(seed: Whole | int, update: Whole | int, num_stages: int) -> Int[
 def gradient_noise(
     seed: Whole | int, number: Whole | int, shape: tuple[int, ...], dtype: DTypeLike
 ) -> Float[Array, "..."]:
-    """Return standard normal numbers for one gradient, independent of all other draws."""
+    """Return standard normal numbers for one gradient, independent of all other random numbers."""
     with jax.threefry_partitionable(True):
         key = jax.random.fold_in(_key(jnp.uint32(seed), jnp.uint32(number)), 1)
         return jax.random.normal(key, shape, jnp.float32).astype(dtype)
@@ -120,9 +120,9 @@ def checked_noise(noise: float) -> float:
 
 
 def below(bits: UInt[Array, "*batch"], count: Int[Array, ""]) -> Int[Array, "*batch"]:
-    """Scale random bits to integers from 0 to count - 1, by the high half of bits * count."""
+    """Return integers from 0 to count - 1: the bits above bit 32 of random bits * count."""
     counts = jnp.broadcast_to(count.astype(jnp.uint32), bits.shape)
-    # the product has 48 bits: multiply the halves of 16 bits, and carry from the low one
+    # the product has 48 bits: multiply low and high 16 bits separately, and carry
     carry = ((bits & 0xFFFF) * counts) >> 16
     return (((bits >> 16) * counts + carry) >> 16).astype(jnp.int32)
 
@@ -138,7 +138,7 @@ def _key(seed: UInt[Array, ""], number: UInt[Array, ""]) -> Array:
 
 
 def checked_delays(delays: NumpyArray, num_stages: int) -> Int[NumpyArray, "stages samples stages"]:
-    """Check a table of delays, and return it with an axis of updated stages."""
+    """Check an array of delays; return it as (updated stages, samples, stages)."""
     table = np.asarray(delays)
     shapes = [(num_stages,), (num_stages, num_stages)]
     fits = table.ndim in (2, 3) and (*table.shape[:-2], table.shape[-1]) in shapes
@@ -164,30 +164,28 @@ def checked_delta(delta: int) -> int:
 
 Curves = Float[Array, "*runs samples"] | Float[NumpyArray, "*runs samples"]
 Masked = np.ma.MaskedArray[tuple[int, ...], np.dtype[np.floating]]
-OF_ALL = ("update", "time")  # fields that many runs share
-DIVERGED = 1000.0  # times the gap at the start
-RULES = ("final", "mean", "stable")  # that choose a step size
-RISE, ROUNDING = 2.0, 1e-12  # of a stable curve: above its least value, and of its start
+OF_ALL = ("update", "time")  # fields of `TrainingRun` that are equal for all runs
+DIVERGED = 1000.0  # a run has diverged above this multiple of the gap at the start
+RULES = ("final", "mean", "stable")  # rules to choose a step size
+RISE, ROUNDING = 2.0, 1e-12  # a stable curve is at most RISE x its minimum + ROUNDING x its start
 
 
 @short_repr
 class TrainingRun(NamedTuple):
-    """One training run, or many runs as leading axes of every array except `update`.
+    """One training run, or many runs as leading axes of all arrays but `update` and `time`.
 
     Attributes:
-      update: (samples) block updates done at each sample, from 0.
-      gap: (..., samples) f - f* there; of a run that diverged a number without meaning, so take
-        `reported`.
-      diverged: (...) whether a gap is not finite, or above 1000 times the one at the start.
-      blocks: (..., stages, width) at the end.
-      largest_squared_gradient: (...) largest |g|^2 among the block gradients that were applied:
-        the measured G^2 of the bounds.
-      mean_squared_gradient: (...) mean of |grad f(w_k)|^2 over all k below the number of updates;
-        None where it was not asked for.
-      time: (samples) when the samples were taken [s, or slots]; None for a run without a clock.
-      loss: (..., samples) training loss: mean over the batches that were trained on since the
-        sample before, each at the mixed model that its gradient is taken of; NaN without any.
-      minimum: (...) f* that the gaps are measured from.
+      update: (samples) number of block updates before each sample.
+      gap: (..., samples) f - f* at each sample; without meaning if diverged, so use `reported`.
+      diverged: (...) whether a gap is not finite, or above 1000 times the gap at the start.
+      blocks: (..., stages, width) blocks at the end.
+      largest_squared_gradient: (...) largest |g|^2 of applied block gradients: G^2 of the bounds.
+      mean_squared_gradient: (...) mean of |grad f(w_k)|^2 over all models w_k before an update;
+        None if it was not requested.
+      time: (samples) time of each sample [s, or slots]; None for a run without times.
+      loss: (..., samples) mean training loss of the batches since the previous sample, at the
+        weights that their gradients read; NaN without batches.
+      minimum: (...) f*, the least value.
     """
 
     update: Int[NumpyArray, " samples"]
@@ -202,12 +200,12 @@ class TrainingRun(NamedTuple):
 
     @property
     def value(self) -> Float[NumpyArray, "*runs samples"]:
-        """Return the objective f at each sample, which is the gap plus the minimum."""
+        """Return the value f at each sample: the gap plus the minimum."""
         return np.asarray(self.gap) + np.asarray(self.minimum)[..., None]
 
     @property
     def reported(self) -> Masked:
-        """Return the gap at each sample as a masked NumPy array without runs that diverged."""
+        """Return the gap at each sample as a NumPy array in which diverged runs are masked."""
         return self.masked(self.gap)
 
     def masked(self, values: Curves) -> Masked:
@@ -222,15 +220,15 @@ class TrainingRun(NamedTuple):
 class Summary:
     """Summary of training runs by step size, as means over seeds.
 
-    A step size counts only if no seed diverged: everything is masked where one did.
+    If a seed of a step size diverged, all entries of this step size but `diverged` are masked.
 
     Attributes:
       gap: (step_sizes, samples) mean gap over the seeds.
-      value: (step_sizes, samples) mean of f itself.
-      loss: (step_sizes, samples) mean training loss; masked where no batch was trained on.
-      spread: (step_sizes) standard deviation of the final gap over the seeds; of one seed masked.
-      diverged: (step_sizes) seeds that diverged.
-      best: place of the step size that the rule chooses, None where all diverged.
+      value: (step_sizes, samples) mean of f over the seeds.
+      loss: (step_sizes, samples) mean training loss; masked at samples without batches.
+      spread: (step_sizes) standard deviation of the last gap over the seeds; masked for one seed.
+      diverged: (step_sizes) number of seeds that diverged.
+      best: index of the step size that the rule chooses; None if the rule finds none.
     """
 
     gap: Masked
@@ -252,12 +250,12 @@ def summarise(
     """Summarise runs by means over their seeds, and choose the best step size.
 
     Args:
-      runs: with axes (step_sizes, seeds).
-      rule: one of `RULES`, by which `choose_step_size` says which step size is the best.
+      runs: training runs with the axes (step_sizes, seeds).
+      rule: rule of `choose_step_size` for the best step size, one of `RULES`.
       step_sizes: gamma, for the rule "stable".
 
     Returns:
-      Means by step size, and which is the best.
+      Means by step size, and the index of the best step size.
 
     Example:
       >>> import pipejax as pj
@@ -302,14 +300,14 @@ def choose_step_size(
     """Choose a step size, given the gap over time for each step size.
 
     Args:
-      curves: mean gap over the seeds, of any mean; NaN where a seed diverged.
-      rule: "final" takes the least final gap; "mean" the least mean of the curve over its samples,
-        which asks for a quick start too; "stable" the largest step size whose curve never stands
-        above twice the least that it has been, give or take 1e-12 of its start.
+      curves: (step_sizes, samples) mean gap over the seeds; NaN if a seed diverged.
+      rule: "final" takes the least last gap. "mean" takes the least mean gap over all samples, so
+        early progress counts too. "stable" takes the largest step size whose gap never exceeds
+        twice its minimum so far, up to rounding (1e-12 of the first gap).
       step_sizes: (step_sizes) gamma, for the rule "stable".
 
     Returns:
-      Its place, None if every step size diverged or none is stable.
+      Index of the step size; None if every step size diverged or none is stable.
 
     Example:
       >>> curves = np.array([[8.0, 1.0, 5.0, 0.5], [8.0, 3.0, 2.0, 1.0], [8.0, 7.0, 6.0, 5.0]])
@@ -329,7 +327,7 @@ def choose_step_size(
     return int(np.where(is_eligible, cost, np.inf).argmin()) if is_eligible.any() else None
 
 
-BYTES_PER_SAMPLE, BYTES_PER_UPDATE = 16, 100  # measured, and rounded down
+BYTES_PER_SAMPLE, BYTES_PER_UPDATE = 16, 100  # memory of a run, measured and rounded down
 LARGEST_SEED = (1 << 32) - 1
 Numbers = Sequence[float] | Float[NumpyArray, " step_sizes"]
 Seeds = Sequence[int] | range | Int[NumpyArray, " seeds"]
@@ -357,7 +355,7 @@ def check_runs(
     objective: TrainingObjective, step_sizes: Numbers, seeds: Seeds, samples: int, updates: int = 0
 ) -> tuple[Float[NumpyArray, " step_sizes"], UInt[NumpyArray, " seeds"]]:
     """Check step sizes, seeds and memory of a sweep; return step sizes and seeds as arrays."""
-    # A run holds the random numbers of `updates` at once.
+    # a run stores the random numbers of `updates` updates at the same time
     num_runs = len(step_sizes) * len(seeds)
     num_bytes = num_runs * samples * BYTES_PER_SAMPLE + len(seeds) * updates * BYTES_PER_UPDATE
     check_fits(num_bytes, f"{num_runs} runs that are looked at {samples} times need")
@@ -379,7 +377,7 @@ def check_runs(
 
 
 def over_runs(train: Callable[..., Any], objective: TrainingObjective, batches: int | None) -> Any:
-    """Vectorize the training of one run over seeds and step sizes."""
+    """Vectorize the function `train` of one run over seeds and step sizes."""
     stacked = 0 if jnp.ndim(objective.minimum) else None
     over_seeds = jax.vmap(train, (stacked, None, 0, batches))
     return jax.vmap(over_seeds, (None, 0, None, None))

@@ -1,7 +1,8 @@
-"""Sliders of a page, each a factor for all costs of a kind, and closed forms in these factors.
+"""Sliders of a page, and closed forms of makespans in the factors of the sliders.
 
-With the initial factors the page's cost vector equals that of `evaluate`. If messages are free, the
-slider of messages starts at 0, in units of the mean forward.
+A slider sets a factor for all costs of one kind. With the initial factors, the costs on the page
+equal those of `evaluate`. If messages are free, the slider of messages starts at 0, and its factor
+1 makes a message as long as the mean forward.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +18,7 @@ from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.cells.ops import COMPUTE, HOST, KINDS, SHARDING, STEP_END, AnyPhase
 
-MAX_FACTOR, MAX_FREE_FACTOR = 4.0, 1.0  # right end of a slider, and of that of free messages
+MAX_FACTOR, MAX_FREE_FACTOR = 4.0, 1.0  # right end of sliders, and of the slider of free messages
 OF_COMPUTE = {phase.name: KINDS[phase].name for phase in COMPUTE}
 OF_OTHERS = {
     "pair": "fused pair",
@@ -28,16 +29,16 @@ OF_OTHERS = {
 
 
 class Factor(NamedTuple):
-    """A slider, which multiplies all costs of a kind by its factor."""
+    """A slider, which multiplies all costs of one kind by a factor."""
 
     key: str  # kind of cost, as in `CostLayout.groups`
-    name: str  # label
+    name: str  # label of the slider
     initial: float  # initial factor: 1, or 0 if messages are free
-    largest: float  # largest factor of the slider; larger ones can be typed
+    largest: float  # largest factor of the slider; users can type larger factors
 
 
 def kinds(run: Evaluation) -> tuple[str, ...]:
-    """Return the kind of each cost; "" if the cost is a sum, which the page computes itself."""
+    """Return the kind of each cost; "" for sums of other costs, which the page computes."""
     summed = {"message"} | ({"pair"} if run.costs.pair is None else set())
     return tuple("" if kind in summed else kind for kind in run.program.layout.groups)
 
@@ -45,8 +46,8 @@ def kinds(run: Evaluation) -> tuple[str, ...]:
 def list_factors(
     runs: Sequence[Evaluation], other_phases: Collection[AnyPhase] = ()
 ) -> list[Factor]:
-    """List a slider for each kind of cost that runs or phases of other tables have."""
-    used_kinds: set[str] = set()  # of costs above 0 that a program reads
+    """List a slider for each kind of cost of the runs and of phases in other tables."""
+    used_kinds: set[str] = set()  # kinds with a cost above 0 that a program reads
     for run in runs:
         cost_kinds = np.array(kinds(run))
         program, vector = lower_and_price(run.table, run.costs, run.links)
@@ -73,7 +74,7 @@ def list_factors(
 def base_costs(
     run: Evaluation, factors: Sequence[Factor], unit: float
 ) -> Float[NumpyArray, " costs"]:
-    """Return the costs [s] that factors multiply; messages that are free get the time `unit`."""
+    """Return the costs [s] that factors multiply; free messages get the time `unit` [s]."""
     _, vector = lower_and_price(run.table, run.costs, run.links)
     base, cost_kinds = vector.copy(), np.array(kinds(run))
     for factor in factors:
@@ -83,7 +84,7 @@ def base_costs(
 
 
 def read_by(program: Program) -> Bool[NumpyArray, " costs"]:
-    """Return a mask of the costs that a program reads under any link model."""
+    """Return a mask (costs) of the costs that a program reads under at least one link model."""
     groups = np.array(program.layout.groups)
     is_read = np.zeros(len(groups), bool)
     is_read[program.duration_index] = True
@@ -98,8 +99,8 @@ def mean_forward(runs: Sequence[Evaluation]) -> float:
     return float(np.mean(means)) or max(run.makespan for run in runs) or 1.0
 
 
-MAX_FACETS = 12  # largest number of sums that a person reads
-MAX_NODES = 200_000  # nodes of all programs with a form, which take a few seconds
+MAX_FACETS = 12  # largest number of sums in a formula on the page
+MAX_NODES = 200_000  # nodes of all programs that are searched, which takes a few seconds
 
 
 class FormSearch:
@@ -115,7 +116,7 @@ class FormSearch:
         factors: Sequence[Factor],
         base: Float[NumpyArray, " costs"],
     ) -> dict[str, Any] | None:
-        """Return the makespan as a maximum of sums of factors; None if too large to search."""
+        """Return the closed form as JSON; None if there is none, or the program is too large."""
         overlaps = run.costs.pair_factor is not None and program.layout.num_pairs
         if overlaps or program.num_nodes > self.nodes_left:
             return None
@@ -128,7 +129,7 @@ class FormSearch:
         for factor in factors:
             costs = base[cost_kinds == factor.key]
             if costs.size and costs.max() > 0:
-                # equal costs make a parameter in seconds, others one that multiplies them all
+                # equal costs give a parameter in seconds; unequal costs give a factor for all
                 is_uniform = bool(costs.min() == costs.max())
                 field = fields.get(factor.key, factor.key)
                 parameters[factor.key] = 1.0 if is_uniform else getattr(run.costs, field)
@@ -137,7 +138,7 @@ class FormSearch:
         weights = _weights(run.costs, parameters, fields)
         try:
             closed_form = formula(program, weights, max_facets=MAX_FACETS)
-        except ValueError:  # no few sums bound the makespan
+        except ValueError:  # the form would have too many sums
             return None
         return {
             "parameters": [*parameters],
@@ -152,7 +153,7 @@ class FormSearch:
 def _weights(
     costs: Costs, parameters: Mapping[str, Any], fields: Mapping[str, str]
 ) -> dict[str, Costs]:
-    """Return the costs of each parameter, in which all fields of other parameters are 0."""
+    """Return {parameter: costs in which the fields of all other parameters are 0}."""
     # `fields` maps letters of phases to fields of `Costs`
     parameter_fields = {key: fields.get(key, key) for key in parameters}
     set_fields = {field for field, value in vars(costs).items() if value is not None}

@@ -1,4 +1,4 @@
-"""Data of an explorer page (payload): schedules with their costs, memory and programs."""
+"""The payload of an explorer page: data of schedules with their costs, memory and programs."""
 
 import base64
 import json
@@ -40,11 +40,11 @@ from pipejax.schedules.table.held_activations import HeldOps, HeldParts, with_it
 from pipejax.schedules.table.links import LINKS
 from pipejax.schedules.table.table import ScheduleTable
 
-Packed = dict[str, Any]  # as from `pack`
+Packed = dict[str, Any]  # result of `pack`
 WHOLE = ("int8", "int16", "int32")  # types of whole numbers; the narrowest is used
 REAL = "float64"
-LEVEL = 6  # level of zlib; higher ones take long for a few percent
-Programs = Mapping[str, Program | ScheduleError]  # by link model; the error if none can run
+LEVEL = 6  # level of zlib; higher levels take much longer and save a few percent
+Programs = Mapping[str, Program | ScheduleError]  # by link model; an error if it cannot run
 
 
 class StepView(NamedTuple):
@@ -59,19 +59,19 @@ class Explored(NamedTuple):
 
     run: Evaluation
     name: str = ""  # replaces the schedule's name
-    step: StepView | None = None  # if a model gives the costs
-    # (workers, slots) starts of a measured run, whose replay is `run` [s]; sliders do not move them
+    step: StepView | None = None  # None if no model gives the costs
+    # (workers, slots) measured starts [s] if `run` is a replay; sliders do not change them
     recorded: Float[NumpyArray, "workers slots"] | None = None
-    memory: ActivationMemory | None = None  # in the unit below; None to count activations
-    unit: str = "activations"  # or "bytes"
+    memory: ActivationMemory | None = None  # activation memory in `unit`; None: count activations
+    unit: str = "activations"  # unit of memory: "activations" or "bytes"
     limits: Float[NumpyArray, " workers"] | None = None  # (workers) limit of activations
     static: Float[NumpyArray, " workers"] | None = None  # (workers) memory of the whole step
 
 
 class PagePhases(NamedTuple):
-    """Phases of all tables on a page, each with a distinct code."""
+    """Phases of all tables on a page; each phase has a code that is unique on the page."""
 
-    own_phases: tuple[CustomPhase, ...]  # phases of tables; their codes follow the usual ones
+    own_phases: tuple[CustomPhase, ...]  # phases that tables define; codes follow the usual ones
 
     @classmethod
     def from_tables(cls, tables: Iterable[ScheduleTable]) -> "PagePhases":
@@ -84,7 +84,7 @@ class PagePhases(NamedTuple):
         return cls(tuple(own_phases))
 
     def as_json(self, used: Iterable[AnyPhase]) -> dict[int, dict[str, str]]:
-        """Return name, lane and colours of each phase by code, with distinct colours for `used`."""
+        """Return {code: name, lane and colours} of all phases; colours of `used` are distinct."""
         looks = {**palette.USUAL, **palette.phase_looks([*used, *self.own_phases])}
         phases: dict[int, AnyPhase] = {int(phase): phase for phase in KINDS}  # no idle cell
         phases |= dict(enumerate(self.own_phases, len(Phase)))
@@ -101,7 +101,7 @@ class PagePhases(NamedTuple):
         }
 
     def codes(self, grammar: Grammar) -> Int[NumpyArray, " codes"]:
-        """Return the page's code of each phase, as an array by the phase's code in a grammar."""
+        """Return an array: index it by a code of the grammar to get the code on the page."""
         page_codes = np.arange(len(grammar.phases))
         for phase in (*grammar.lane_sharding, *grammar.custom_phases):
             is_equal = [_is_equal(phase, other) for other in self.own_phases]
@@ -117,7 +117,7 @@ def payload(
     explored: Sequence[Explored], *, unit: str, choices: Sequence[Evaluation] = ()
 ) -> dict[str, Any]:
     """Collect the title, colours and data of a page as JSON; all runs must have equal links."""
-    # Users can choose the runs `choices` on the page, in place of those that it shows first.
+    # The page first shows the runs `explored`; users can choose the runs `choices` instead.
     runs = [entry.run for entry in explored]
     if runs[0].links.eager_below:
         raise ArgumentError(
@@ -134,10 +134,10 @@ def payload(
     bases = [base_costs(run, factors, mean) for run in runs]
     forms: list[dict[str, Any]] = [{} for _ in runs]
     search = FormSearch()
-    for model in sorted(LINKS, key=lambda name: name != links.model):  # the shown model first
+    for model in sorted(LINKS, key=lambda name: name != links.model):  # first the shown model
         for k, entry in enumerate(explored):
             program = programs[k][model]
-            # ops of a replay have distinct times, so a form would say nothing
+            # ops of a replay all have different times, so its form would have too many parameters
             if isinstance(program, Program) and entry.recorded is None:
                 forms[k][model] = search.form(program, entry.run, factors, bases[k])
     other_parts = [
@@ -166,7 +166,7 @@ def payload(
 
 
 def _programs(run: Evaluation) -> Programs:
-    """Lower a run's table under every link model, with all other link settings unchanged."""
+    """Lower the table of a run under every link model; keep all other settings of links."""
     programs: dict[str, Program | ScheduleError] = {}
     for model in LINKS:
         links = run.links.with_model(model)
@@ -184,15 +184,15 @@ def _schedule(
     factors: Sequence[Factor],
     phases: PagePhases,
 ) -> dict[str, Any]:
-    """Return the data of one schedule as JSON; ops are numbered in the order of their cells."""
+    """Return the data of one schedule as JSON; ops have the order of their cells."""
     run, recorded = explored.run, explored.recorded
     nodes = [p.node_of_cell for p in programs.values() if isinstance(p, Program)]
-    cells = np.flatnonzero(np.any(np.stack(nodes), axis=0))  # with a node under any link model
+    cells = np.flatnonzero(np.any(np.stack(nodes), axis=0))  # with a node in at least one program
     op_of_cell = np.full(run.table.cells.phase.size, -1)
     op_of_cell[cells] = np.arange(len(cells))
     extra_ops = np.unique(_node_keys(run.program, timed_beside_cells(run)), axis=0)
     recorded_starts = None
-    if recorded is not None:  # no other table uses the costs of a replay: drop unread ones
+    if recorded is not None:  # set the costs of a replay that its program does not read to 0
         base = np.where(read_by(run.program), base, 0.0)
         starts = np.append(recorded.ravel()[cells], np.full(len(extra_ops), np.nan))
         recorded_starts = {"name": "as it ran", "starts": pack({"start": starts})}
@@ -222,7 +222,7 @@ def _schedule(
         },
         "step": None if explored.step is None else explored.step._asdict(),
         "recorded": recorded_starts,
-        "forms": {},  # of schedules that are chosen on the page, which are too many to search
+        "forms": {},  # schedules to choose are too many for a search of their forms
         "programs": {
             model: {"error": program.reason}
             if isinstance(program, ScheduleError)
@@ -233,7 +233,7 @@ def _schedule(
 
 
 def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
-    """Return (pairs, 2) cost indices of each fused pair's ops, and (pairs) its overlap factor."""
+    """Return {"pair": (pairs, 2) cost indices of both ops, "overlap": (pairs) overlap factors}."""
     # A pair takes as long as the longer op plus the factor times the shorter op.
     program, layout = run.program, run.program.layout
     factor = 1.0 if run.costs.pair_factor is None else run.costs.pair_factor
@@ -245,7 +245,7 @@ def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
 def _node_keys(
     program: Program, nodes: Int[NumpyArray, " nodes"]
 ) -> Int[NumpyArray, "nodes fields"]:
-    """Return phase, stage, microbatch and worker of nodes, which identify them in any program."""
+    """Return (nodes, 4) phase, stage, microbatch and worker, which identify a node everywhere."""
     fields = program.phase, program.stage, program.microbatch, program.worker
     return np.stack([np.asarray(field)[nodes] for field in fields], axis=1)
 
@@ -275,7 +275,7 @@ def _ops(
 
 
 def _messages(program: Program, op_of_cell: Int[NumpyArray, " cells"]) -> Packed:
-    """Pack messages with the numbers of the ops that produce and consume them."""
+    """Pack messages with the numbers of their producer ops and consumer ops."""
     messages = program.messages
     cell_of_node = np.zeros(program.num_nodes, int)
     cell_of_node[program.node_of_cell.ravel()] = np.arange(program.node_of_cell.size)
@@ -294,9 +294,9 @@ def _messages(program: Program, op_of_cell: Int[NumpyArray, " cells"]) -> Packed
 def _program(
     program: Program, cells: Int[NumpyArray, " ops"], extra_ops: Int[NumpyArray, "extra_ops fields"]
 ) -> Packed:
-    """Pack a program: each node's edges as steps back to the predecessor, with index of the lag."""
+    """Pack a program: the edges of each node, as distances to predecessors and indices of lags."""
     preds, lags = np.asarray(program.preds), np.asarray(program.lag_index)
-    is_edge = (preds > 0) | (lags != ZERO)  # not from the source, which ends at 0
+    is_edge = (preds > 0) | (lags != ZERO)  # drop edges from the source, which ends at time 0
     node, column = np.nonzero(is_edge)
     extra_nodes = program.beside_cells
     keys = [tuple(row) for row in _node_keys(program, extra_nodes).tolist()]
@@ -321,9 +321,9 @@ def _program(
 def _memory(
     run: Evaluation, memory: ActivationMemory, op_of_cell: Int[NumpyArray, " cells"]
 ) -> Packed:
-    """Pack changes of activation memory: moment, worker, index of the size, and number of sizes."""
-    # A moment is 2 x op for its start, 2 x op + 1 for its end. An index of a size is
-    # part x stages + stage, with a stage for each microbatch if sizes differ by microbatch.
+    """Pack changes of activation memory: moment, worker, index of a size, number of such sizes."""
+    # A moment is 2 x op for the start of an op, and 2 x op + 1 for its end. The index of a size is
+    # part x count + stage; if sizes differ by microbatch, each (stage, microbatch) is a stage.
     ops, table = HeldOps.from_content(run.table), run.table
     number = op_of_cell[ops.worker * table.num_slots + ops.start]
     moments = ops._replace(start=2 * number, end=2 * number + 1)
@@ -348,14 +348,13 @@ def _memory(
     )
 
 
-# Arrays in a page: whole numbers in as few bytes as they need, deflated, in base64.
-#
-# The browser unpacks them with its own `DecompressionStream`. Positions are stored as differences,
-# which repeat as schedules do, plus 1 if at least 0: then 0 can stay 0, which means no position.
+# Arrays in a page: whole numbers in as few bytes as they need, deflated, in base64. The browser
+# unpacks them with `DecompressionStream`. Positions are stored as differences, which repeat in a
+# schedule and so compress well. Differences >= 0 are stored plus 1, because 0 means no position.
 
 
 def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packed:
-    """Compress arrays into JSON; arrays in `steps` as differences of their nonzero values."""
+    """Compress arrays into JSON; arrays in `steps` become differences of their nonzero values."""
     packed = {}
     for name, array in arrays.items():
         flat = np.ravel(array)
@@ -368,7 +367,7 @@ def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packe
             largest = max(int(flat.max(initial=0)), -int(flat.min(initial=0)))
             narrowest = next(kind for kind in WHOLE if largest <= np.iinfo(kind).max)
         packed[name] = flat.astype(narrowest)
-    # widest numbers first, so each array begins at a multiple of its own width
+    # widest numbers first, so the offset of each array is a multiple of its item size
     order = sorted(packed, key=lambda name: -packed[name].itemsize)
     content = b"".join(
         packed[name].astype(packed[name].dtype.newbyteorder("<")).tobytes() for name in order
@@ -389,7 +388,7 @@ SCRIPTS = (
     *("text", "unpacking", "schedule", "choice"),
     *("state", "palette", "residuals", "bars", "curves", "panels", "sliders", "input", "explorer"),
 )
-# statements of a module; the page holds each module in a function
+# import and export statements of modules, which the page replaces by functions
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
@@ -403,7 +402,7 @@ def page(
     title: str = "",
     choices: Sequence[Evaluation] = (),
 ) -> str:
-    """Return the HTML of a page that shows runs and recomputes them at other times."""
+    """Return the HTML of a page that shows runs and recomputes them at other op times."""
     scene = payload(explored, unit=unit, choices=choices) | {"show": dict(show or {}), "view": view}
     scene["title"] = title or scene["title"]
     return rendered(
@@ -411,14 +410,14 @@ def page(
         title=f"{scene['title']}, {scene['subtitle']}",
         style=_read("page.css"),
         script="\n".join(map(_script, SCRIPTS)),
-        # < is escaped, so no text ends the script
+        # < is escaped, so no text in the data can end the script element
         scene=json.dumps(scene, allow_nan=False).replace("<", "\\u003c"),
     )
 
 
 def rendered(template: Path, **values: Any) -> str:
-    """Fill a template of HTML; values are escaped unless the template marks them as safe."""
-    from jinja2 import Environment, StrictUndefined  # of the command line's extra
+    """Fill an HTML template; values are escaped unless the template marks them as safe."""
+    from jinja2 import Environment, StrictUndefined  # optional: only the command line needs it
 
     environment = Environment(
         autoescape=True,
