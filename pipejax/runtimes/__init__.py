@@ -1,1 +1,1 @@
-"""Runtimes that execute tables with a small model, and writers of tables for other runtimes."""
+"""Runtimes that execute tables with a small model, and exports of tables for other runtimes."""

@@ -1,7 +1,7 @@
 """Exports of tables to PyTorch's runtime, and to JAX runtimes with one program per worker.
 
-Schedules of these JAX runtimes are Python objects, so a table becomes a module: its rows as
-literals, and a few lines that make objects of them. They take F, B, I and W of one pipe.
+Schedules of these JAX runtimes are Python objects, so an export is a Python module, with the rows
+of the table as literals. Both JAX runtimes accept only tables with one pipe and F, B, I and W.
 """
 
 import itertools
@@ -35,20 +35,20 @@ from pipejax.schedules.table.table_files import LossWarning, RepairNotice, text_
 
 
 def write_table(table: ScheduleTable, path: str | Path, *, format: str | None = None) -> None:
-    """Write a table to a file: by default as JSON or CSV, as the name ends in .json or .csv.
+    """Write a table to a file: by default as JSON or CSV, by the suffix .json or .csv.
 
-    JSON holds everything. A CSV holds the rows alone: where reading it back would give another
-    placement, other slot durations or stage shares, or another weight rule, a warning says which.
-    Its name is that of the file.
+    JSON holds the complete table. A CSV holds only the rows, and has no name but that of the file.
+    If placement, slot durations, stage shares or weight rule do not follow from the rows, a
+    warning says which of them are lost.
 
     Args:
       table: the schedule.
-      path: the file; it is replaced.
-      format: as `pipejax export` takes it: "torch-csv", "jaxpp", "shardy" or "json"; what the
-        program does not know is left out with a warning. By the name of the file if None.
+      path: the file; an existing file is replaced.
+      format: format of `pipejax export`: "torch-csv", "jaxpp", "shardy" or "json". Cells that the
+        other program lacks are left out, with a warning. None: by the suffix of the file.
 
     Raises:
-      ValueError: if the format is unknown, or cannot hold the table, or the name has another end.
+      ValueError: if the format is unknown, if it cannot hold the table, or if the suffix is wrong.
       OSError: if the file cannot be written.
 
     Example:
@@ -70,7 +70,7 @@ def write_table(table: ScheduleTable, path: str | Path, *, format: str | None = 
 def with_known_cells(
     table: ScheduleTable, unknown: tuple[Phase, ...], runtime: str
 ) -> ScheduleTable:
-    """Drop the cells whose phase a runtime does not know, with a warning."""
+    """Drop the cells whose phase is `unknown` to a runtime, with a warning."""
     counts = {phase: int((table.phase == phase).sum()) for phase in unknown}
     dropped = ", ".join(f"{count} {phase.name}" for phase, count in counts.items() if count)
     if not dropped:
@@ -88,7 +88,7 @@ UNKNOWN = tuple(p for p in CELL_PHASES if p not in (*SPLIT, Phase.B))
 
 
 def supported_table(table: ScheduleTable, runtime: str) -> ScheduleTable:
-    """Drop cells that a runtime lacks, with a warning; refuse several pipes or a grammar."""
+    """Drop cells that a runtime lacks, with a warning; refuse several pipes and grammars."""
     check_usual(table, runtime)
     if table.num_pipes > 1:
         raise ValueError(
@@ -104,7 +104,7 @@ def has_split_backwards(table: ScheduleTable) -> bool:
 
 
 def cell_ops(cell: Cell, *, split: bool) -> list[Op]:
-    """List the ops of a cell; if `split`, replace each B by an I and a W."""
+    """List the ops of a cell; with `split`, replace each B by an I and a W."""
     ops: list[Op] = []
     for op in cell:
         if split and op.phase is Phase.B:
@@ -120,29 +120,29 @@ def literal(rows: Iterable[Sequence[object]]) -> str:
 
 
 def filled(name: str, **values: object) -> str:
-    """Fill a template of a module, a file of this folder."""
+    """Read the template `name` in this folder and fill in values."""
     text = Path(__file__).with_name(name).read_text(encoding="utf-8")
     return Template(text).substitute(values)
 
 
 def title(table: ScheduleTable, runtime: str) -> str:
-    """Return the title of an exported module; it escapes the name of the table."""
+    """Return the title of an exported module, with the escaped name of the table."""
     name = table.name.encode("unicode_escape").decode().replace('"', "'")
     sizes = f"{table.num_workers} workers, {table.num_stages} stages, {table.num_microbatches}"
     return f"{name}, {sizes} microbatches, written by pipejax for {runtime}"
 
 
-# JaxPP's task lists: a module with a `schedule` that JaxPP accepts in place of its own ones.
+# JaxPP: a module with a `schedule`, which JaxPP accepts like one of its own schedules.
 #
-# JaxPP gives every worker a list of tasks (github.com/NVIDIA/jaxpp, src/jaxpp/schedules.py). If any
-# backward is split, it splits all except those of the first stage, whose input needs no gradient:
-# there W joins its I.
+# JaxPP gives every worker a list of tasks (github.com/NVIDIA/jaxpp, src/jaxpp/schedules.py). If
+# any backward is split, JaxPP splits all backwards except those of the first stage, whose input
+# needs no gradient. On the first stage, I and W are one task.
 
 KINDS = {Phase.F: "FWD", Phase.B: "BWD", Phase.I: "BWD_I", Phase.W: "BWD_W"}  # members of TaskType
 
 
 def to_jaxpp(table: ScheduleTable) -> str:
-    """Write a table as a Python module for JaxPP; warn of skipped and moved cells."""
+    """Write a table as a Python module for JaxPP; warn about dropped and moved cells."""
     table = supported_table(table, "JaxPP")
     split = has_split_backwards(table)
     rows = [
@@ -163,8 +163,8 @@ def to_jaxpp(table: ScheduleTable) -> str:
 
 
 def _with_whole_first_stage(table: ScheduleTable) -> Iterator[list[Cell]]:
-    """Yield rows with unsplit backwards on stage 0; warn of weight gradients that this moves."""
-    # 0I0 1F1 0W0 becomes 0B0 1F1, so the weight gradient runs earlier: it moves.
+    """Yield the rows with unsplit backwards on stage 0; warn about W ops that run earlier."""
+    # example: 0I0 1F1 0W0 becomes 0B0 1F1, so the weight gradient runs before 1F1
     num_moved = 0
     for row in table.rows():
         ops = [op for cell in row for op in cell]
@@ -182,9 +182,9 @@ def _with_whole_first_stage(table: ScheduleTable) -> Iterator[list[Cell]]:
         )
 
 
-# Fragment orders of Shardy's MPMD: a module whose `schedule` is a PipelineSchedule.
+# Shardy's MPMD: a module whose `schedule` is a PipelineSchedule with the orders of fragments.
 #
-# Shardy asks a schedule for rules about the fragments of one mesh after another
+# Shardy asks a schedule for rules about the fragments of each mesh, one mesh after another
 # (github.com/openxla/shardy, shardy/integrations/python/jax/mpmd/pipeline.py). Users choose names
 # and meshes of fragments, so the module finds fragments by stage, microbatch and direction.
 
@@ -193,7 +193,7 @@ SPLIT_TYPES = {Phase.I: "KEEP_TRANSFERRED", Phase.W: "DROP_TRANSFERRED"}  # of s
 
 
 def to_shardy(table: ScheduleTable) -> str:
-    """Write a table as a Python module for Shardy; warn of dropped cells."""
+    """Write a table as a Python module for Shardy; warn about dropped cells."""
     table = supported_table(table, "Shardy")
     split = has_split_backwards(table)
     cells = [
@@ -219,11 +219,11 @@ def to_shardy(table: ScheduleTable) -> str:
     )
 
 
-# Tables for PyTorch's runtime, and reasons why it cannot run some.
+# Tables for PyTorch's runtime, and reasons why the runtime cannot run a table.
 #
-# Its table has one rank for each stage and one sequence of cells for each rank. Where there is
-# communication in it, each SEND needs its wait and no cell may be idle; messages of a pair of ranks
-# have no tags, so SENDs and RECVs match in the order in which they are posted.
+# In PyTorch's runtime, a stage has one rank, and a rank has one sequence of cells. If a table has
+# communication cells, each SEND needs a WAIT_SEND, and no cell may be idle. Messages between two
+# ranks have no tags, so SENDs and RECVs match in the order in which they are posted.
 
 
 KNOWN = (*SPLIT, Phase.B, *SHARDING, *COMMUNICATION)
@@ -237,8 +237,8 @@ ABSENT |= dict.fromkeys(_OTHERS, "it has no such op")
 
 
 def add_runtime_cells(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
-    """Add the cells that PyTorch's runtime needs in addition to SEND and RECV, with a notice."""
-    # Every SEND needs its wait; with `sharding`, gathers and reductions of weights are added too.
+    """Add the cells that PyTorch's runtime needs beside SEND and RECV, with a notice."""
+    # These are a WAIT_SEND for every SEND and, with `sharding`, sharding cells.
     if not table.has_communication:
         return table
     result = with_sharding(table) if sharding else table
@@ -258,7 +258,7 @@ def add_runtime_cells(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
 
 
 def to_torch_csv(table: ScheduleTable) -> str:
-    """Write a table as a CSV for PyTorch, without lanes; warn of dropped cells."""
+    """Write a table as a CSV for PyTorch, without lanes; warn about dropped cells."""
     table = on_lane(table, COMPUTING)
     check_usual(table, "PyTorch's runtime")
     check_ranks(table)
@@ -267,7 +267,7 @@ def to_torch_csv(table: ScheduleTable) -> str:
 
 
 def check_exportable(table: ScheduleTable) -> None:
-    """Refuse a table that PyTorch's runtime cannot execute, with the reason."""
+    """Raise an error with the reason if PyTorch's runtime cannot execute a table."""
     check_usual(table, "PyTorch's runtime")
     name = f"PyTorch's runtime cannot run {table.name}"
     for phase, reason in ABSENT.items():
@@ -286,7 +286,7 @@ def check_exportable(table: ScheduleTable) -> None:
 
 
 def check_ranks(table: ScheduleTable) -> None:
-    """Refuse a table in which several workers have the same stage."""
+    """Raise an error if several workers of a table have the same stage."""
     for stage, workers in enumerate(table.placement.T.tolist()):
         if len({*workers}) > 1:
             where = " and ".join(map(str, sorted({*workers})))
@@ -302,7 +302,7 @@ def _ops(table: ScheduleTable) -> list[Op]:
 
 def _check_matching(table: ScheduleTable, name: str) -> None:
     """Check that each rank receives messages in the order in which another rank sends them."""
-    # by (sender, receiver): the RECV cell that belongs to each SEND cell, and the actual RECV cells
+    # by (sender, receiver): RECV cells in the order of their SENDs, and in the order of the row
     workers = table.placement[0]
     expected: dict[tuple[int, int], list[Op]] = {}
     posted: dict[tuple[int, int], list[Op]] = {}

@@ -1,6 +1,6 @@
 """File formats in which the command line and Python write tables for other programs.
 
-Each names its writer, which is imported when it is asked for: the list itself is read for help.
+A format names its writer, which is imported at first use, because `--help` reads this list too.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 class TableFormat(NamedTuple):
     """A file format of tables."""
 
-    module: str  # of the writer
-    function: str  # returns the text
-    is_run: bool = False  # whether it takes a run (`Evaluation`) and no table
+    module: str  # module of the writer
+    function: str  # function of this module that returns the text
+    is_run: bool = False  # whether the writer takes a run (`Evaluation`) instead of a table
 
     @property
     def writer(self) -> Callable[[Any], str]:
-        """Return the function that writes a table, or a run, as text."""
+        """Return the function that converts a table, or a run, to text."""
         return getattr(import_module(self.module), self.function)
 
 

@@ -1,8 +1,8 @@
-"""Jobs of a runtime, their results, and the processes that run them together.
+"""Jobs of a runtime, results of jobs, and the processes that run a job together.
 
-The environment of a process is set before it imports the library of the runtime. A process gets one
-request on stdin, which stays open: when this process ends, for whatever reason, the others end.
-Their output is shown only after a failure.
+The environment of a process is set before it imports the library of the runtime. A process gets
+one request on stdin, which stays open. When the calling process ends, for any reason, stdin closes
+and the process ends too. The output of processes is shown only after a failure.
 """
 
 import concurrent.futures
@@ -25,10 +25,10 @@ from pipejax.costs.costs import Costs
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 
-# A runtime trains a small model for one step, divided into the stages of the table, and compares
-# its gradients with those of the model without a pipeline. It may also time steps.
+# A runtime trains a small model for one step, divided into the stages of the table. It compares
+# the gradients with those of the model without a pipeline. It may also measure step times.
 
-# each the function `run_table` of its module, imported when it is asked for
+# runtime -> module with its function `run_table`, imported at first use
 RUNTIMES = {"jax": "pipejax.runtimes.spmd.runtime", "torch": "pipejax.runtimes.gloo.runtime"}
 
 
@@ -36,12 +36,12 @@ class RuntimeJob(NamedTuple):
     """Table, model and options of a run that a runtime executes."""
 
     table: ScheduleTable  # the schedule
-    links: Links = Links()  # what the prediction of its step time assumes of messages
-    costs: Costs | None = None  # [s]; None: as long as they compute
+    links: Links = Links()  # links for the prediction of the step time
+    costs: Costs | None = None  # least times of ops and messages [s]; None: no least times
     hidden: int = 16  # width of the layers of a stage
     batch_size: int = 2  # examples of a microbatch
-    steps: int = 0  # steps to time, after one that is not; 0 times nothing
-    seed: int = 0  # of parameters and data
+    steps: int = 0  # measured steps, after one step that is not measured
+    seed: int = 0  # random seed of parameters and data
     trace: Path | None = None  # folder for a trace of the timed steps
 
 
@@ -49,17 +49,17 @@ class RuntimeJob(NamedTuple):
 class RuntimeRun(NamedTuple):
     """Results of a run on a runtime: errors of gradients and loss, and measured times, if any."""
 
-    runtime: str  # its name
-    version: str  # of the library that ran the table
+    runtime: str  # name of the runtime
+    version: str  # version of the library that ran the table
     # largest difference to gradients without a pipeline, relative to the largest entry; or NaN
     gradient_error: float
-    loss: float  # mean over the microbatches
+    loss: float  # mean loss over the microbatches
     loss_error: float  # relative difference to the loss of the model without a pipeline
-    left_out: Mapping[str, str] = {}  # cells that the runtime does not execute, by phase, and why
-    step_times: Sequence[float] = ()  # measured steps [s]
-    predicted: float | None = None  # makespan at the times of the profile [s]
-    profile: Mapping[str, Sequence[float]] = {}  # [s] of an op by phase letter, by stage
-    message: Sequence[float] = ()  # seconds of a message, one for each stage boundary
+    left_out: Mapping[str, str] = {}  # phase -> reason why the runtime does not execute its cells
+    step_times: Sequence[float] = ()  # measured step times [s]
+    predicted: float | None = None  # predicted makespan at the measured op and message times [s]
+    profile: Mapping[str, Sequence[float]] = {}  # phase letter -> op time of each stage [s]
+    message: Sequence[float] = ()  # message time of each stage boundary [s]
     step_size: float | None = None  # factor of the mean gradient in U cells
 
     @property
@@ -78,8 +78,8 @@ def run_table(runtime: str, job: RuntimeJob) -> RuntimeRun:
 
 
 PACKAGE_ROOT = str(Path(__file__).parents[2])
-LAST_LINES = 3  # of what a process said before it failed, where it does not say why
-FAILED, REFUSED = "failed: ", "refused: "  # begin the line in which a process says why it ended
+LAST_LINES = 3  # lines of output in the error about a process that gave no reason
+FAILED, REFUSED = "failed: ", "refused: "  # beginnings of the line with the reason of a failure
 
 
 def call_together(
@@ -88,7 +88,7 @@ def call_together(
     environment: Mapping[str, str],
     timeout: float | None = None,
 ) -> list[Any]:
-    """Start one process for each request, and return the answers of all processes."""
+    """Start a process for each request; return the list of the answers of all processes."""
     with tempfile.TemporaryDirectory(prefix="pipejax-") as folder:
         place = Path(folder)
         processes = [_start(module, place / f"{k}.log", environment) for k in range(len(requests))]
@@ -122,8 +122,8 @@ def call_together(
 
 
 def serve(answer_to: Callable[[Any], Any]) -> None:
-    """Answer a request from stdin; on failure, report the error in one line and exit."""
-    # A ValueError is a refusal. The process exits at once, as ranks may wait for each other.
+    """Answer the request on stdin; after an error, write the reason in one line and exit."""
+    # A ValueError is a refusal. The process exits at once, because other ranks may wait for it.
     request = json.loads(sys.stdin.readline())
 
     def end_with_caller() -> None:
@@ -168,7 +168,7 @@ def _stdin(process: "subprocess.Popen[bytes]") -> IO[bytes]:
 def _wait(
     processes: Sequence["subprocess.Popen[bytes]"], timeout: float | None
 ) -> tuple[int, str] | None:
-    """Wait until all processes end or one fails; return the failed process and its failure."""
+    """Wait until all processes end or one fails; return (number, failure) of the failed one."""
     with concurrent.futures.ThreadPoolExecutor(len(processes)) as pool:
         waits = {pool.submit(process.wait): k for k, process in enumerate(processes)}
         try:

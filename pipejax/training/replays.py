@@ -256,7 +256,7 @@ def make_plan(
         int((np.moveaxis(done, 1, 0) - sampled).max()),
     )
     # Merge gradients, with the keys 1, 3, .., and samples; a sample after n gradients has the key
-    # 2 n. Three gradients, and samples after 0 and 2 gradients, have the keys [1 3 5 | 0 4]: sample,
+    # 2 n. Three gradients, and samples after 0 and 2 of them, have the keys [1 3 5 | 0 4]: sample,
     # gradient, gradient, sample. Gradients after the last sample are dropped.
     key = np.concatenate([2 * np.arange(len(order)) + 1, 2 * needed])
     merged = np.argsort(key, kind="stable")

@@ -1,1 +1,1 @@
-"""PyTorch's pipeline runtime on CPUs, with processes that communicate by gloo."""
+"""PyTorch's pipeline runtime on CPUs, in processes that communicate by gloo."""

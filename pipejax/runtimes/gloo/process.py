@@ -1,6 +1,6 @@
-"""Process of one rank: it runs tables in PyTorch with a small model and reports times.
+"""Process of one rank, which runs tables in PyTorch with a small model and reports times.
 
-Links between ranks can be slowed down to stated times.
+A request can state how long ops and messages take at least.
 """
 
 import contextlib
@@ -22,19 +22,19 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from pipejax.runtimes.processes import serve
 
-INNER = 8  # width within a stage, at most: large messages need little arithmetic
-JUDGED = 64  # features of the output that the loss looks at, at most
+INNER = 8  # largest width inside a stage, so that large messages need little arithmetic
+JUDGED = 64  # largest number of output features in the loss
 
 
 class TorchModel(NamedTuple):
     """Size and seed of the small model to train, in float64."""
 
-    hidden: int  # width of what stages pass on
+    hidden: int  # width of the activations between stages
     batch_size: int  # examples of a microbatch
-    seed: int  # of parameters and data
+    seed: int  # random seed of parameters and data
 
     def stage(self, number: int) -> "Stage":
-        """Build a stage of the model with random parameters, from a seed for this stage."""
+        """Build a stage with random parameters, which depend on the seed and the stage."""
         return Stage(self.hidden, self._generator(number + 1))
 
     def data(self, num_microbatches: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -74,14 +74,14 @@ class Stage(torch.nn.Module):  # type: ignore[misc]  # mypy does not see PyTorch
 
 
 def square_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return half the mean square error of a microbatch's output."""
+    """Return half the mean square error of the output for a microbatch."""
     return ((output[:, :JUDGED] - target[:, :JUDGED]) ** 2).mean() / 2
 
 
 def unpipelined(
     stages: list[Stage], inputs: list[torch.Tensor], targets: list[torch.Tensor]
 ) -> float:
-    """Train without a pipeline: add up gradients over all microbatches, and return the loss."""
+    """Sum the gradients of all microbatches without a pipeline, and return the mean loss."""
     total = 0.0
     for activation, target in zip(inputs, targets, strict=True):
         for stage in stages:
@@ -92,18 +92,19 @@ def unpipelined(
     return total
 
 
-# Links of a given speed, over gloo.
+# Slow links over gloo.
 #
-# When both ends of a message are posted, gloo delivers it almost at once. From then on our link of
-# two ranks holds the message for the given seconds, one message of both directions at a time, and
-# then releases those who wait for it. The runtime alone decides when and in which order to post.
+# When sender and receiver have posted a message, gloo delivers it almost at once. The link of the
+# two ranks then holds the message for the requested seconds, one message of both directions at a
+# time. After that, `wait` of the message returns. PyTorch's runtime decides when messages are
+# posted.
 
-Seconds = Sequence[Sequence[float]]  # (2, boundaries): activations forth, gradients back
-RECEIVED = "gloo:recv"  # what gloo calls its slice of a RECV
+Seconds = Sequence[Sequence[float]]  # (2, boundaries): times of activations, times of gradients
+RECEIVED = "gloo:recv"  # name that gloo gives the trace slice of a RECV
 
 
 class SlowMessage:
-    """Message on a slow link; the runtime calls its `wait`."""
+    """Message on a slow link; PyTorch's runtime calls the method `wait`."""
 
     def __init__(self, work: dist.Work, seconds: float) -> None:
         self.work, self.seconds = work, seconds
@@ -112,7 +113,7 @@ class SlowMessage:
         self._slice: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
     def begin_slice(self) -> None:
-        """Begin a trace slice of a RECV, as gloo records it; the slice ends when the wait ends."""
+        """Begin a trace slice of a RECV, like gloo; the slice ends when `wait` returns."""
         self._slice = record_function(RECEIVED)
         self._slice.__enter__()
 
@@ -131,7 +132,7 @@ class SlowMessage:
 
 
 class SlowLink:
-    """Link between two ranks; both ends track when it is free, and differ only by gloo's delays."""
+    """One end of a link between two ranks; both ends track when the link is free."""
 
     def __init__(self) -> None:
         self._free_at = 0.0
@@ -142,7 +143,7 @@ class SlowLink:
             threading.Thread(target=self._carry, args=(self._posted[sends],), daemon=True).start()
 
     def post(self, work: dist.Work, sends: bool, seconds: float) -> SlowMessage:
-        """Post a message at this end of the link."""
+        """Post a message at this end of the link; `sends` says whether this end sends it."""
         message = SlowMessage(work, seconds)
         self._posted[sends].put(message)
         return message
@@ -150,19 +151,19 @@ class SlowLink:
     def _carry(self, posted: "queue.SimpleQueue[SlowMessage]") -> None:
         while True:
             message = posted.get()
-            message.work.wait()  # both ends are posted
+            message.work.wait()  # sender and receiver have posted the message
             with self._lock:
                 self._free_at = message.begin(self._free_at)
 
 
 class SlowLinks:
-    """Links from one rank to all others, on which messages take given times."""
+    """Slow links from one rank to all others."""
 
     def __init__(self) -> None:
         self._links: dict[int, SlowLink] = {}
 
     def watch(self, stage: PipelineStage, seconds: Seconds) -> None:
-        """Attach to every message of a stage the time that it takes on its link."""
+        """Give every message of a stage an attribute `seconds`, its time on the link."""
         number = stage.stage_index
         for name, direction, boundary in (
             ("get_fwd_recv_ops", 0, number - 1),
@@ -175,7 +176,7 @@ class SlowLinks:
                 setattr(stage, name, _record_travel(getattr(stage, name), travel))
 
     def post(self, messages: list[dist.P2POp], desc: str | None = None) -> list[SlowMessage]:
-        """Post messages (with `seconds`) on slow links, in place of PyTorch's `_batch_p2p`."""
+        """Post messages on slow links; this method replaces PyTorch's `_batch_p2p`."""
         posted = []
         for message in messages:
             sends = message.op is dist.isend
@@ -184,7 +185,7 @@ class SlowLinks:
             if message.peer not in self._links:
                 self._links[message.peer] = SlowLink()
             posted.append(self._links[message.peer].post(work, sends, message.seconds))
-            if not sends:  # a receive takes its link from now on
+            if not sends:
                 posted[-1].begin_slice()
         return posted
 
@@ -192,7 +193,7 @@ class SlowLinks:
 def _record_travel(
     list_messages: Callable[[int], list[dist.P2POp]], seconds: float
 ) -> Callable[[int], list[dist.P2POp]]:
-    """Wrap a function that lists messages, so that each message carries its travel time."""
+    """Wrap a function that lists messages, so that each message has the attribute `seconds`."""
 
     def list_with_seconds(microbatch: int) -> list[dist.P2POp]:
         messages = list_messages(microbatch)
@@ -203,26 +204,26 @@ def _record_travel(
     return list_with_seconds
 
 
-START_DELAY = 0.02  # seconds from the agreement on a start to the start
-ROUND_TRIPS = 4  # of a message, before each step that is timed
+START_DELAY = 0.02  # time from the agreement of all ranks on a start to the start [s]
+ROUND_TRIPS = 4  # round trips of a message before each measured step
 WAIT, BATCH = schedules._wait_batch_p2p, schedules._batch_p2p
 
 
 class OpClock:
-    """Clock that measures the ops of a rank, and lets each op last at least a minimum time."""
+    """Clock that measures the ops of a rank, and makes each op take at least a minimum time."""
 
-    # Work of the runtime after an op, such as posting a SEND, counts to the op; waiting does not.
+    # the time of an op includes work of the runtime after it, such as posting a SEND, but no wait
 
     def __init__(self, seconds: dict[str, list[list[float]]]) -> None:
-        """Set the least time of each op [s], by phase, stage and microbatch; {} for none."""
-        # PyTorch's stage 0 computes both halves in W; its I is empty, as the input has no gradient
+        """Set minimum times [s] {phase: [stage][microbatch]}; {} means no minimum."""
+        # stage 0 of PyTorch computes both gradients in W; I is empty, because the input needs none
         self.min_seconds = {phase: np.array(times) for phase, times in seconds.items()}
         if seconds:
             self.min_seconds["W"][0] += self.min_seconds["I"][0]
             self.min_seconds["I"][0] = 0.0
         self.measured: dict[tuple[int, str], list[float]] = {}
-        self._last: list[float] = []  # measured times of the kind of op that ended last
-        # start of the present op, end of the last one, and time spent waiting since [s]
+        self._last: list[float] = []  # list in `measured` that has the last op
+        # start of the running op, end of the last op, and time of waits since that end [s]
         self._begun = self._ended = self._waited = 0.0
 
     def forget(self) -> None:
@@ -230,13 +231,13 @@ class OpClock:
         self.measured, self._last = {}, []
 
     def begin(self) -> None:
-        """Record the start of an op."""
+        """Record the start of an op, and add work since the last op to the last op."""
         self._begun = time.perf_counter()
         if self._last:
             self._last[-1] += self._begun - self._ended - self._waited
 
     def end(self, stage: int, phase: str, microbatch: int) -> None:
-        """Sleep until the running op has lasted its minimum time, and record its duration."""
+        """Sleep until the running op has taken its minimum time, and record its duration."""
         seconds = float(self.min_seconds[phase][stage, microbatch]) if self.min_seconds else 0.0
         time.sleep(max(0.0, self._begun + seconds - time.perf_counter()))
         self._ended, self._waited = time.perf_counter(), 0.0
@@ -244,14 +245,14 @@ class OpClock:
         self._last.append(self._ended - self._begun)
 
     def means(self) -> dict[int, dict[str, float]]:
-        """Return mean op times [s] since the last reset, by stage and phase letter."""
+        """Return {stage: {phase letter: mean op time [s]}} since `forget`."""
         result: dict[int, dict[str, float]] = {}
         for (stage, phase), times in self.measured.items():
             result.setdefault(stage, {})[phase] = statistics.fmean(times)
         return result
 
     def watch(self, stage: PipelineStage) -> None:
-        """Time the ops of a stage by wrapping its methods; a forward ends after its loss."""
+        """Wrap the methods of a stage to measure its ops; `watch_schedule` ends forwards."""
         forward, backward = stage.forward_one_chunk, stage.backward_one_chunk
         weight = stage.backward_weight_one_chunk
 
@@ -276,7 +277,7 @@ class OpClock:
         stage.backward_weight_one_chunk = time_weight
 
     def watch_schedule(self, schedule: schedules._PipelineScheduleRuntime) -> None:
-        """Wrap a schedule so that forwards end after their loss and message waits are recorded."""
+        """Wrap a schedule so that forwards include the loss, and waits are measured."""
         compute_loss = schedule._maybe_compute_loss
 
         def time_loss(
@@ -295,7 +296,7 @@ class OpClock:
 
 
 class TableRun:
-    """Run of a table in PyTorch's runtime on this rank, with the rank's stages."""
+    """Run of a table on this rank, with the stages of the rank."""
 
     def __init__(self, rank: int, request: dict[str, Any], task: dict[str, Any]) -> None:
         self.model = TorchModel(**request["model"])
@@ -304,15 +305,15 @@ class TableRun:
         numbers = [stage for stage, worker in enumerate(task["placement"]) if worker == rank]
         self.modules = {stage: self.model.stage(stage) for stage in numbers}
         example = self.model.example()
-        data, passed_on = example, example.clone().requires_grad_()
+        activation = example.clone().requires_grad_()
         stages = [
             PipelineStage(
                 self.modules[stage],
                 stage,
                 total,
                 torch.device("cpu"),
-                input_args=passed_on if stage else data,
-                output_args=passed_on,
+                input_args=activation if stage else example,
+                output_args=activation,
             )
             for stage in numbers
         ]
@@ -332,7 +333,7 @@ class TableRun:
         self.inputs, self.targets = self.model.data(count)
 
     def step(self) -> float | None:
-        """Run one training step; return the loss on the rank of the last stage, otherwise None."""
+        """Run a training step; return the loss on the rank of the last stage, else None."""
         for module in self.modules.values():
             module.zero_grad()
         is_last = len(self.task["placement"]) - 1 in self.modules
@@ -346,7 +347,7 @@ class TableRun:
         return None if losses is None else float(sum(loss.detach() for loss in losses))
 
     def errors(self, loss: float | None) -> dict[str, Any]:
-        """Compare this rank's gradients, and the loss, with those of a step without a pipeline."""
+        """Compare gradients of this rank and the loss with those of a step without a pipeline."""
         stages = [self.model.stage(k) for k in range(len(self.task["placement"]))]
         expected = unpipelined(stages, self.inputs, self.targets)
         differences = []
@@ -358,7 +359,7 @@ class TableRun:
         return {"gradient_error": gradient_error, "loss": loss, "loss_error": loss_error}
 
     def time_steps(self, count: int) -> list[dict[str, Any]]:
-        """Time steps that begin together on all ranks; write a trace if the task asks for one."""
+        """Measure steps that begin at the same time on all ranks; write a trace if requested."""
         path = self.task["trace"]
         if path is None or not count:
             return self._timed_steps(count)
@@ -369,8 +370,8 @@ class TableRun:
         return steps
 
     def _timed_steps(self, count: int) -> list[dict[str, Any]]:
-        """Run steps; return the time of each, of messages and of ops [s]."""
-        # A step has a slice in the trace, as with `profiler.step()`.
+        """Run steps; return step time, message times and op times of each [s]."""
+        # each step has a trace slice, as with `profiler.step()`
         steps = []
         for number in range(count):
             message = self._message_seconds()
@@ -384,7 +385,7 @@ class TableRun:
         return steps
 
     def _message_seconds(self) -> list[float]:
-        """Measure half a round trip over each boundary [s]; 0 for boundaries of other ranks."""
+        """Measure half a round trip over each stage boundary [s]; 0 for boundaries of others."""
         placement = self.task["placement"]
         seconds = []
         for source, target in itertools.pairwise(placement):
@@ -397,7 +398,7 @@ class TableRun:
 
 
 def relative_difference(tensor: torch.Tensor | None, other: torch.Tensor | None) -> float:
-    """Return the largest difference divided by the largest entry; NaN if an array is missing."""
+    """Return the largest difference divided by the largest entry; NaN if a tensor is None."""
     if tensor is None or other is None:
         return float("nan")
     return float((tensor - other).abs().max()) / (float(other.abs().max()) or 1.0)
@@ -418,7 +419,7 @@ def round_trip(model: TorchModel, rank: int, source: int, target: int) -> float:
 
 
 def agreed_start(rank: int) -> float:
-    """Agree with all ranks on a start time in the near future, on the clock of the machine."""
+    """Return a start time in the near future, on which all ranks have agreed."""
     moment = torch.zeros(1, dtype=torch.float64)
     dist.barrier()
     if rank == 0:
@@ -439,7 +440,7 @@ def answer_to(request: dict[str, Any]) -> dict[str, Any]:
         timeout=datetime.timedelta(seconds=request["timeout"]),
     )
     results = []
-    for task in request["tasks"]:  # a step for its gradients, then steps that are timed
+    for task in request["tasks"]:  # a step for gradients, then measured steps
         run = TableRun(rank, request, task)
         errors = run.errors(run.step())
         results.append({**errors, "steps": run.time_steps(request["steps"])})

@@ -1,7 +1,7 @@
 """PyTorch's runtime: one process for each worker of a table, connected by gloo.
 
-Gradients are exact. Each op sleeps until its stated time has passed, so a pipeline of many workers
-runs on few cores. Without stated times, ops and messages take the time of this machine.
+Gradients are exact. If the job has op times, each op sleeps until its time has passed, so many
+workers run on few cores. Otherwise ops and messages take the time of this machine.
 """
 
 import importlib.util
@@ -25,13 +25,13 @@ from pipejax.schedules.table.table_files import to_csv
 
 MODULE = "pipejax.runtimes.gloo.process"
 NO_TORCH = "the runtime torch needs PyTorch: pip install 'pipejax[torch]'"
-# links of gloo: both ends of a message are posted when the row reaches them; both directions of a
-# pair share one queue, in the order of the cells
+# links of gloo: a rank posts a message when its row reaches the SEND or RECV; both directions of a
+# pair of ranks share one queue, in the order of the cells
 GLOO = Links("rendezvous", "pair", posting="program")
 TIMED = ("F", "B", "I", "W")
-START_UP = 60.0  # seconds until all processes have met, at most
-PER_STEP = 20.0  # seconds of a step that computes as it can, at most
-SLOWER = 10  # longest step, relative to its ops one after the other
+# limits of a run: time to start all processes [s], and for each step, time of the machine's own
+# work [s] and time of ops and messages, relative to the sum of their requested times
+START_UP, PER_STEP, SLOWER = 60.0, 20.0, 10
 
 
 def run_table(job: RuntimeJob) -> RuntimeRun:
@@ -40,7 +40,7 @@ def run_table(job: RuntimeJob) -> RuntimeRun:
 
 
 def run_tables(jobs: Sequence[RuntimeJob]) -> list[RuntimeRun]:
-    """Run tables with equal numbers of workers one after the other, in the same processes."""
+    """Run tables with equal numbers of workers, one after the other, in the same processes."""
     if importlib.util.find_spec("torch") is None:
         raise ValueError(NO_TORCH)
     first = jobs[0]
@@ -75,7 +75,7 @@ def run_tables(jobs: Sequence[RuntimeJob]) -> list[RuntimeRun]:
 
 
 def _task(job: RuntimeJob, table: ScheduleTable, path: Path) -> dict[str, Any]:
-    """Write the table to a file for all ranks, and return the task of running it."""
+    """Write the table to a file for all ranks; return the task with its path and the times."""
     path.write_text(to_csv(table))
     return {
         "path": str(path),
@@ -89,7 +89,7 @@ def _task(job: RuntimeJob, table: ScheduleTable, path: Path) -> dict[str, Any]:
 
 
 def op_seconds(job: RuntimeJob) -> dict[str, Float[NumpyArray, "stages microbatches"]]:
-    """Return the requested op times [s] by phase letter (stages, microbatches); none if unset."""
+    """Return {phase letter: (stages, microbatches) requested op times [s]}; {} without costs."""
     if job.costs is None:
         return {}
     seconds = {}
@@ -104,7 +104,7 @@ def op_seconds(job: RuntimeJob) -> dict[str, Float[NumpyArray, "stages microbatc
 
 
 def message_seconds(job: RuntimeJob) -> Float[NumpyArray, "directions boundaries"]:
-    """Return the requested times of messages [s], by direction and stage boundary."""
+    """Return the requested message times [s] (directions, boundaries); 0 without costs."""
     shape = 2, max(0, job.table.num_stages - 1)
     if job.costs is None:
         return np.zeros(shape)
@@ -145,8 +145,8 @@ def _result(
 def _op_and_message_times(
     ranks: Sequence[dict[str, Any]], job: RuntimeJob
 ) -> tuple[dict[str, list[float]], Float[NumpyArray, "directions boundaries"]]:
-    """Return a step's op times [s] by phase letter and stage, 0 for no op; and message times."""
-    # `ranks` are the answers of all ranks about this step.
+    """Return {phase letter: op time of each stage [s]} and message times [s] of a step."""
+    # `ranks` are the answers of all ranks about this step; the time of a missing op is 0
     times_by_stage = {int(k): times for rank in ranks for k, times in rank["profile"].items()}
     profile = {
         phase: [times_by_stage[stage].get(phase, 0.0) for stage in range(job.table.num_stages)]
@@ -163,7 +163,7 @@ def predicted(
     message: Float[NumpyArray, "directions boundaries"],
     links: Links = GLOO,
 ) -> float:
-    """Predict the makespan at measured times [s] of a table with the cells that PyTorch adds."""
+    """Predict the makespan [s] at measured times, with the cells that PyTorch adds."""
     links = GLOO if links == Links() else links
     lowered = table if table.has_communication else insert_transfers(table, lowering="pytorch")
     costs = Costs(

@@ -1,1 +1,1 @@
-"""JAX runtime, which executes a table as one program on many devices."""
+"""JAX runtime, which executes a table as one program on all devices."""

@@ -3,8 +3,8 @@
   for each slot:  op of the slot, and of its partner   -> an activation, an input gradient
                   one ppermute for each distance that activations move, one for gradients
 
-Tables are arguments, arrays of integers, so all tables of one size share a compilation. Empty and
-freed entries of buffers are NaN: an op that runs too early or late spoils all gradients after it.
+A table is an argument of the program, as arrays of integers, so tables of equal size share a
+compilation. Empty and freed entries of buffers are NaN, so an op at a wrong time gives NaN.
 """
 
 import functools
@@ -25,7 +25,7 @@ class SmallModel(NamedTuple):
 
     hidden: int = 16  # width of the layers
     batch_size: int = 2  # examples of a microbatch
-    seed: int = 0  # of parameters and data
+    seed: int = 0  # random seed of parameters and data
 
 
 class StageParameters(NamedTuple):
@@ -66,7 +66,7 @@ def run_stage(parameters: StageParameters, activation: Array) -> Array:
 
 
 def square_loss(output: Array, target: Array) -> Array:
-    """Return half the mean square error of a microbatch's output."""
+    """Return half the mean square error of the output for a microbatch."""
     return jnp.mean((output - target) ** 2) / 2
 
 
@@ -79,8 +79,8 @@ def unpipelined(
     weights: Float[Array, " microbatches"],
 ) -> tuple[Float[Array, ""], StageParameters]:
     """Return loss and gradients of the model, computed stage by stage without a schedule."""
-    # Padding serves smaller models: stages that are not real return their input, and microbatches
-    # that do not exist have weight 0 in the loss.
+    # Smaller models are padded: a stage that is not real returns its input, and a microbatch that
+    # does not exist has weight 0 in the loss.
 
     def mean_loss(parameters: StageParameters) -> Array:
         def apply_stage(activation: Array, stage: Any) -> tuple[Array, None]:
@@ -97,22 +97,23 @@ def unpipelined(
 
 
 WORKERS = "workers"
-Index = Any  # a traced whole number, or several; instructions are made as arrays of NumPy
+Index = Any  # a traced integer, or an array of integers
 
 
 class WorkerState(NamedTuple):
-    """Buffers of all workers, or inside the program of a device, of one worker."""
+    """Buffers of all workers; inside the program of a device, buffers of one worker."""
 
-    activations: Float[Array, "*workers kept batch hidden"]  # arrived, then for backwards
-    gradients: Float[Array, "*workers entries batch hidden"]  # gradients of what stages passed on
-    host: Float[Array, "*workers entries batch hidden"]  # what is offloaded
-    weights: StageParameters  # (copies, ...) parameters of each copy of a stage
-    sums: StageParameters  # (copies, ...) sums of their gradients
-    losses: Float[Array, "*workers microbatches"]  # of the last stage
+    # arrived activations, then activations for backwards
+    activations: Float[Array, "*workers kept batch hidden"]
+    gradients: Float[Array, "*workers entries batch hidden"]  # gradients of stage outputs
+    host: Float[Array, "*workers entries batch hidden"]  # offloaded activations
+    weights: StageParameters  # (copies, ...) parameters of each stage copy
+    sums: StageParameters  # (copies, ...) sums of weight gradients of each stage copy
+    losses: Float[Array, "*workers microbatches"]  # losses, on workers with the last stage
 
 
 class _InFlight(NamedTuple):
-    """State of a worker, and the messages that it is about to send."""
+    """State of a worker, and the messages that it sends at the end of the slot."""
 
     state: WorkerState
     activation: Array
@@ -128,7 +129,7 @@ def _idle(step: Instructions, moving: _InFlight, target: Array) -> _InFlight:
 
 
 def _forward(step: Instructions, moving: _InFlight, target: Array) -> _InFlight:
-    """Run F; keep its input and, on the last stage, the loss and its gradient."""
+    """Run F; store its input and, on the last stage, the loss and the gradient of the loss."""
     state = moving.state
     activation = state.activations[step.read]
     output = run_stage(_at(state.weights, step.copy), activation)
@@ -146,7 +147,7 @@ def _backward(
     step: Instructions, moving: _InFlight, target: Array, *, for_input: bool, for_weights: bool
 ) -> _InFlight:
     """Compute the input gradient (I), the weight gradient (W) or both (B) of a stage."""
-    # It runs the stage again from its stored input.
+    # this runs the forward of the stage again from the stored input
     state = moving.state
     weights, activation = _at(state.weights, step.copy), state.activations[step.read]
     _, pull = jax.vjp(run_stage, weights, activation)
@@ -163,7 +164,7 @@ def _backward(
 
 
 def _recompute(step: Instructions, moving: _InFlight, target: Array) -> _InFlight:
-    """Copy the checkpoint to where backwards read; every backward runs the stage again."""
+    """Copy the checkpoint to the entry that backwards read; backwards run the stage again."""
     state = moving.state
     activation = state.activations[step.read]
     activations = state.activations.at[step.free].set(jnp.nan).at[step.write].set(activation)
@@ -184,7 +185,7 @@ def _load(step: Instructions, moving: _InFlight, target: Array) -> _InFlight:
     return moving._replace(state=state._replace(activations=activations, host=host))
 
 
-BRANCHES: list[Callable[..., _InFlight]] = [  # what `CODES` do
+BRANCHES: list[Callable[..., _InFlight]] = [  # functions for `CODES`, in the same order
     _idle,
     _forward,
     functools.partial(_backward, for_input=True, for_weights=True),
@@ -199,9 +200,9 @@ BRANCHES: list[Callable[..., _InFlight]] = [  # what `CODES` do
 def _store_arrivals(
     buffer: Array, value: Array, entries: Index, shifts: tuple[int, ...], workers: int
 ) -> Array:
-    """Send a value to the workers at each distance (shift), and store what arrives."""
-    # With 4 workers and shift 1, workers 0 1 2 3 send to 1 2 3 0. A receiver that needs nothing
-    # stores the value in its spare entry.
+    """Send a value to the workers at each distance (shift), and store the values that arrive."""
+    # With 4 workers and shift 1, workers 0 1 2 3 send to 1 2 3 0. A receiver that does not need
+    # the value stores it in its spare entry.
     for k, shift in enumerate(shifts):
         ring = [(worker, (worker + shift) % workers) for worker in range(workers)]
         arrival = jax.lax.ppermute(value, WORKERS, ring) if shift else value
@@ -227,9 +228,9 @@ def execute(
     target: Float[Array, "microbatches batch hidden"],
     sizes: SpmdSizes,
 ) -> WorkerState:
-    """Run a table with one device per worker; return the final state, with a worker axis."""
-    # Instructions have the shape (slots, workers, ...). All fields but the last two have an entry
-    # for each of the two ops of a slot.
+    """Run a table with one device per worker; return the final state of all workers."""
+    # Instructions have the shape (slots, workers, ...). All fields but the last two have entries
+    # for both ops of a slot.
     op_fields = Instructions._fields[:-2]
 
     def on_worker(instructions: Instructions, state: WorkerState, target: Array) -> WorkerState:

@@ -1,10 +1,10 @@
 """Integer instructions for devices in lockstep: ops and arriving messages of each slot.
 
-A slot ends with messages to all, so an op stands in the first slot after those of its inputs and of
-the previous op on its worker: a longest path with one slot per cell.
+A slot ends with the messages of all devices. So an op is in the first slot after the slots of its
+inputs and of the previous op on its worker, and slots are longest paths with one slot per cell.
 
-Every buffer of a worker has an entry for each stage copy and microbatch, and a last one for unused
-values. So instructions need no conditions: an op without a result writes to the last entry.
+A buffer of a worker has an entry for each stage copy and microbatch, and a spare last entry. So
+instructions need no conditions: an op without a result writes to the spare entry.
 """
 
 import itertools
@@ -28,9 +28,9 @@ from pipejax.schedules.cells.ops import (
 from pipejax.schedules.table.held_activations import is_recomputed
 from pipejax.schedules.table.table import ScheduleTable, without
 
-# what a device can do, by number; a U takes its slot but, at step size 0, changes no weights
+# ops of a device; the index is the code. A U takes a slot, but changes no weights at step size 0.
 CODES = (Phase.IDLE, Phase.F, Phase.B, Phase.I, Phase.W, Phase.R, Phase.O, Phase.L)
-LEFT_OUT = {  # phases of cells that are not executed, and why
+LEFT_OUT = {  # phase -> reason why its cells are not executed
     **dict.fromkeys(COMMUNICATION, "a slot ends with its messages, in no order"),
     **dict.fromkeys(SHARDING, "parameters are not sharded"),
     Phase.WAIT_O: "an offload ends in its slot",
@@ -42,17 +42,17 @@ LEFT_OUT |= dict.fromkeys(_OTHERS, "no device can do it")
 class SpmdSizes(NamedTuple):
     """Sizes for which a program is compiled; it can also run smaller tables."""
 
-    workers: int  # P, devices
-    slots: int  # lockstep slots
+    workers: int  # P, number of devices
+    slots: int  # number of lockstep slots
     microbatches: int  # M
-    entries: int  # entries of a worker's buffers, without the last
-    copies: int  # stages of a worker
-    activation_shifts: tuple[int, ...]  # distances modulo P, one ppermute each
-    gradient_shifts: tuple[int, ...]  # the same of input gradients
+    entries: int  # entries of a worker's buffers, without the spare entry
+    copies: int  # stage copies of a worker
+    activation_shifts: tuple[int, ...]  # distances (mod P) of activations; a ppermute for each
+    gradient_shifts: tuple[int, ...]  # distances (mod P) of input gradients
 
     @classmethod
     def joined(cls, sizes: Iterable["SpmdSizes"]) -> "SpmdSizes":
-        """Return sizes that fit all given sizes, which must have the same number of workers."""
+        """Return sizes for tables of all given sizes, which have equal numbers of workers."""
         *sizes_by_field, activations, gradients = zip(*sizes, strict=True)
         shifts = (tuple(sorted({*itertools.chain(*sets)})) for sets in (activations, gradients))
         return cls(*map(max, sizes_by_field), *shifts)
@@ -61,35 +61,35 @@ class SpmdSizes(NamedTuple):
 class Instructions(NamedTuple):
     """Instructions by slot, worker and step; a fused pair has two steps, other ops have one."""
 
-    code: Int[NumpyArray, "slots workers steps"]  # which of `CODES`
-    read: Int[NumpyArray, "slots workers steps"]  # activation that is read
-    write: Int[NumpyArray, "slots workers steps"]  # where it is kept
-    free: Int[NumpyArray, "slots workers steps"]  # activation that is dropped
+    code: Int[NumpyArray, "slots workers steps"]  # index of the op in `CODES`
+    read: Int[NumpyArray, "slots workers steps"]  # entry of the activation to read
+    write: Int[NumpyArray, "slots workers steps"]  # entry to which an activation is written
+    free: Int[NumpyArray, "slots workers steps"]  # entry of the activation to free
     entry: Int[NumpyArray, "slots workers steps"]  # entry of gradients and of host memory
-    seed: Int[NumpyArray, "slots workers steps"]  # of the gradient of the loss
-    microbatch: Int[NumpyArray, "slots workers steps"]  # whose loss that is
-    copy: Int[NumpyArray, "slots workers steps"]  # of the stage, in weights and gradients
-    activation_to: Int[NumpyArray, "slots workers shifts"]  # where an activation that arrives goes
+    seed: Int[NumpyArray, "slots workers steps"]  # entry for the gradient of the loss
+    microbatch: Int[NumpyArray, "slots workers steps"]  # microbatch of this loss
+    copy: Int[NumpyArray, "slots workers steps"]  # index of the stage copy on the worker
+    activation_to: Int[NumpyArray, "slots workers shifts"]  # entry for an arriving activation
     gradient_to: Int[NumpyArray, "slots workers shifts"]  # entry for an arriving input gradient
 
 
 def lockstep_slots(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
-    """Return the lockstep slot of each cell: the first after all cells that it waits for."""
+    """Return the lockstep slot of each cell: the first after all cells that the cell waits for."""
     start, _ = run_edges(*cell_edges(table), np.ones(table.phase.size))
     return start.astype(np.int32)
 
 
 def local_stage_index(table: ScheduleTable) -> Int[NumpyArray, "workers stages"]:
-    """Number the stages of each worker, in their order; `NOWHERE` marks the other stages."""
-    # Two pipes may place a stage on one worker: they share the copy.
+    """Return the index of each stage among the stages of a worker, or `NOWHERE`."""
+    # two pipes that place a stage on the same worker share the stage copy
     is_held = np.zeros((table.num_workers, table.num_stages), bool)
     is_held[table.placement, np.arange(table.num_stages)[None]] = True
     return np.where(is_held, np.cumsum(is_held, axis=1) - 1, NOWHERE)
 
 
 def sizes_for(table: ScheduleTable, workers: int) -> SpmdSizes:
-    """Return the sizes of a program for a table on `workers` devices, at least its workers."""
-    num_copies = int(local_stage_index(table).max()) + 1  # of a worker, at most
+    """Return the sizes of a program that runs a table on `workers` devices."""
+    num_copies = int(local_stage_index(table).max()) + 1  # largest number on a worker
     hop = np.diff(table.placement, axis=1) if table.num_stages > 1 else np.zeros((1, 0), int)
     return SpmdSizes(
         workers=workers,
@@ -106,7 +106,7 @@ def instruct(table: ScheduleTable, sizes: SpmdSizes) -> Instructions:
     """Write the instructions of a table for a program compiled for given sizes."""
     table = without(table, tuple(LEFT_OUT))
     shape = sizes.slots, sizes.workers
-    unused = {  # spare entries, which nothing reads; idle devices use no weights
+    unused = {  # spare entries, which no op reads; idle devices use no weights
         **dict.fromkeys(("code", "copy"), 0),
         **dict.fromkeys(("read", "write", "free", "activation_to"), 2 * sizes.entries),
         **dict.fromkeys(("entry", "seed", "gradient_to"), sizes.entries),
@@ -115,7 +115,7 @@ def instruct(table: ScheduleTable, sizes: SpmdSizes) -> Instructions:
     shifts = {"activation_to": sizes.activation_shifts, "gradient_to": sizes.gradient_shifts}
     blank = {}
     for name in Instructions._fields:
-        length = len(shifts[name]) if name in shifts else 2  # two ops in a slot, if fused
+        length = len(shifts[name]) if name in shifts else 2  # a fused pair has two ops in a slot
         blank[name] = np.full((*shape, length), unused[name], np.int32)
     written = Instructions(**blank)
     _write_ops(table, sizes, written)
@@ -147,8 +147,8 @@ def _place_ops(table: ScheduleTable) -> _PlacedOps:
 
 def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
     """Write the buffer entries that each op reads, stores and frees."""
-    # The buffer holds arrived activations, then the inputs of later backwards. A recomputed
-    # activation stays at its arrival until R; O and L move the output of F.
+    # The first half of the buffer has arrived activations, the second half inputs of backwards. A
+    # recomputed activation stays in the first half until R. O and L move the entry that F leaves.
     placed = _place_ops(table)
     ops = placed.ops
     needs_recompute = is_recomputed(table)[ops.stage, ops.microbatch]
@@ -158,7 +158,7 @@ def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) ->
     def put(
         name: str, phases: Iterable[Phase], values: NumpyArray, mask: NumpyArray | bool = True
     ) -> None:
-        """Write values (ops) to a field of the instructions, for masked ops of some phases."""
+        """Write values (ops) to a field of the instructions, for ops of these phases in `mask`."""
         is_selected = np.isin(ops.phase, [*phases]) & mask
         getattr(written, name)[placed.take(is_selected).at] = values[is_selected]
 
@@ -184,9 +184,9 @@ def _write_ops(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) ->
 
 
 def _write_messages(table: ScheduleTable, sizes: SpmdSizes, written: Instructions) -> None:
-    """Write where each receiver stores the messages that arrive at the end of a slot."""
+    """Write the entries in which receivers store the messages that arrive at the end of a slot."""
     # A worker sends at most one activation and one input gradient per slot, to a worker at one of
-    # the distances in `shifts`; each distance has a lane, because it is a ppermute of its own.
+    # the distances in `shifts`. Each distance has a column, because it needs a separate ppermute.
     placed = _place_ops(table)
     for phases, hop, field, shifts in (
         ((Phase.F,), 1, written.activation_to, sizes.activation_shifts),
@@ -196,7 +196,7 @@ def _write_messages(table: ScheduleTable, sizes: SpmdSizes, written: Instruction
         ops, (slot, worker, _) = placed.take(np.isin(placed.ops.phase, phases) & has_target)[:2]
         stage = ops.stage + hop
         receiver = table.placement[ops.pipe, stage]
-        lane = np.searchsorted(shifts, (receiver - worker) % sizes.workers)
+        column = np.searchsorted(shifts, (receiver - worker) % sizes.workers)
         copy = local_stage_index(table)[receiver, stage]
-        # a receiver's buffer has an entry for each microbatch, once for each copy of a stage
-        field[slot, receiver, lane] = copy * table.num_microbatches + ops.microbatch
+        # the buffer of a receiver has an entry for each stage copy and microbatch
+        field[slot, receiver, column] = copy * table.num_microbatches + ops.microbatch

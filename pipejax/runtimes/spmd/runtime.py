@@ -1,7 +1,7 @@
-"""JAX runtime: it executes a table in a process with one CPU device per worker.
+"""JAX runtime, which executes a table in a process with one CPU device per worker.
 
-JAX fixes the number of devices at its start, so this needs a process. The devices share the
-processor, so a run proves gradients, not times.
+JAX fixes the number of devices when it starts, so a run needs a new process. The devices share the
+processor, so a run checks gradients but measures no times.
 """
 
 import json
@@ -44,13 +44,13 @@ class TrainingStep(NamedTuple):
     """Results of a training step in the order of a table."""
 
     gradients: StageParameters  # (stages, ...) sum over all microbatches and copies of a stage
-    losses: Float[NumpyArray, " microbatches"]  # of the last stage
+    losses: Float[NumpyArray, " microbatches"]  # loss of each microbatch
 
 
 def train(table: ScheduleTable, model: SmallModel, sizes: SpmdSizes) -> TrainingStep:
-    """Run one training step in the order of a table, in a program compiled for given sizes."""
-    # `local_index` (workers, stages) numbers the stages of each worker, or is NOWHERE: 0 - 1 - and
-    # - 0 - 1 for stages 0 1 2 3 on workers 0 1 0 1.
+    """Run a training step in the order of a table, in a program compiled for `sizes`."""
+    # Example of `local_index` (workers, stages): if stages 0 1 2 3 are on workers 0 1 0 1, the
+    # rows are 0 - 1 - and - 0 - 1, where - is NOWHERE.
     count = len(jax.devices())
     if count < sizes.workers:
         raise ValueError(
@@ -61,11 +61,11 @@ def train(table: ScheduleTable, model: SmallModel, sizes: SpmdSizes) -> Training
     state = execute(
         jax.tree.map(jnp.asarray, instruct(table, sizes)),
         _initial_state(table, model, sizes, local_index, data),
-        jnp.asarray(_pad(data.target, sizes.microbatches + 1)),  # the last one is never read
+        jnp.asarray(_pad(data.target, sizes.microbatches + 1)),  # the last target is never read
         sizes,
     )
     state = jax.tree.map(np.asarray, state)
-    worker, stage = np.nonzero(local_index != NOWHERE)  # of each copy of a stage
+    worker, stage = np.nonzero(local_index != NOWHERE)  # of each stage copy
 
     def sum_copies(leaf: NumpyArray) -> NumpyArray:
         """Sum gradients (workers, copies, ...) over the copies of each stage: (stages, ...)."""
@@ -91,9 +91,9 @@ def _initial_state(
     local_index: Int[NumpyArray, "workers stages"],
     data: TrainingData,
 ) -> WorkerState:
-    """Return the initial buffers of all workers: weights, and inputs of the first stage."""
-    # A buffer has an entry per stage and microbatch, NaN until it is written, and a spare entry for
-    # unused instructions. Activations have two: the arrived input, and what the backward reads.
+    """Return the initial buffers of all workers, with weights and inputs of the first stage."""
+    # A buffer has an entry per stage copy and microbatch, which is NaN until it is written, and a
+    # spare entry. Activations have two entries: one for the arrived input, one for the backward.
     block = model.batch_size, model.hidden
     activations = np.full((sizes.workers, 2 * sizes.entries + 1, *block), np.nan)
     empty = np.full((sizes.workers, sizes.entries + 1, *block), np.nan)
@@ -101,7 +101,7 @@ def _initial_state(
     first_worker = table.placement[table.pipe_of_microbatch, 0]
     entry = local_index[first_worker, 0] * table.num_microbatches + microbatch
     activations[first_worker, entry] = data.input
-    worker, stage = np.nonzero(local_index != NOWHERE)  # of each copy of a stage
+    worker, stage = np.nonzero(local_index != NOWHERE)  # of each stage copy
 
     def worker_weights(leaf: NumpyArray) -> Array:
         """Copy weights (stages, ...) to the workers with these stages: (workers, copies, ...)."""
@@ -123,8 +123,8 @@ def _initial_state(
 def step_errors(
     table: ScheduleTable, step: TrainingStep, model: SmallModel, stages: int, microbatches: int
 ) -> dict[str, float]:
-    """Return gradient error and loss error of a step against the step without a pipeline."""
-    # The latter is compiled for `stages` and `microbatches`, at least those of the table.
+    """Return the errors of gradients and loss, relative to a step without a pipeline."""
+    # the step without a pipeline is compiled for `stages` and `microbatches`, at least the table's
     count = table.num_microbatches
     data = training_data(count, model)
     parameters = stage_parameters(table.num_stages, model)
@@ -142,14 +142,14 @@ def step_errors(
             errors.append(float(largest / np.max(np.abs(exact))))
     mean = float(np.mean(step.losses))
     return {
-        "gradient_error": float(np.max(errors)),  # relative to the largest entry of its array
+        "gradient_error": float(np.max(errors)),  # relative to the largest entry of each array
         "loss": mean,
         "loss_error": abs(mean - float(loss)) / abs(float(loss)),
     }
 
 
 MODULE = "pipejax.runtimes.spmd.runtime"
-FORCED = "--xla_force_host_platform_device_count"  # an older way to say so: JAX refuses both
+FORCED = "--xla_force_host_platform_device_count"  # JAX refuses this together with its own option
 
 
 def run_table(job: RuntimeJob) -> RuntimeRun:
@@ -164,7 +164,7 @@ def run_table(job: RuntimeJob) -> RuntimeRun:
 
 
 def run_tables(tables: Sequence[ScheduleTable], model: SmallModel) -> list[RuntimeRun]:
-    """Run a step in the order of each table, with one process and one compilation for all."""
+    """Run a step in the order of each table, in one process and with one compilation."""
     workers = max(table.num_workers for table in tables)
     request = {"tables": [json.loads(to_json(table)) for table in tables], "model": model._asdict()}
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if FORCED not in flag]
@@ -188,13 +188,13 @@ def run_tables(tables: Sequence[ScheduleTable], model: SmallModel) -> list[Runti
 
 
 def left_out(table: ScheduleTable) -> dict[str, str]:
-    """Return the phases of a table's cells that the JAX runtime skips, with the reasons."""
+    """Return {phase: reason} for cells of a table that the JAX runtime skips."""
     used = set(table.phase.ravel().tolist())
     return {Phase(phase).name: reason for phase, reason in LEFT_OUT.items() if int(phase) in used}
 
 
 def answer_to(request: Any) -> dict[str, Any]:
-    """Run a step in the order of each table, with one compilation; replace NaN errors by None."""
+    """Run a step in the order of each table, with one compilation; return errors and losses."""
     tables = [from_json(data) for data in request["tables"]]
     model = SmallModel(**request["model"])
     workers = max(table.num_workers for table in tables)
