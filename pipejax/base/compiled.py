@@ -30,7 +30,7 @@ class _Compilations:
 
     def __init__(self) -> None:
         self.functions: list[Any] = []  # results of jax.jit, each with a cache
-        self.count = self.last_check = 0  # compilations: now, and when the maps were last counted
+        self.count = self.last_check = 0  # compilations: so far, and at the last count of the maps
         # begin and duration of each compilation step [s]; steps do not overlap
         self.steps: list[tuple[float, float]] = []
 

@@ -33,7 +33,7 @@ class FieldKind(NamedTuple):
     read: Callable[[Any, str], Any]
     schema: Mapping[str, Any] = {}  # JSON Schema of the values
     fields: "Mapping[str, FileField] | None" = None  # if the value is an object: its fields
-    entry: "FieldKind | None" = None  # if it is an object with free names: kind of its entries
+    entry: "FieldKind | None" = None  # if the value has free names: kind of its entries
 
 
 class FileField(NamedTuple):

@@ -16,7 +16,7 @@ def medians_of_others(values: Numbers) -> Numbers:
     ranks[order] = np.arange(len(values))
     sorted_values = values[order]
     # deleting the entry of rank r moves all entries above r down by one:
-    #   sorted [1 2 3 4] without rank 1 is [1 3 4], whose entry 1 is entry 1 + 1 of the sorted ones
+    #   sorted [1 2 3 4] without rank 1 is [1 3 4], whose entry 1 is sorted[1 + 1]
     middles = (len(values) - 2) // 2, (len(values) - 1) // 2
     low, high = (sorted_values[middle + (middle >= ranks)] for middle in middles)
     return (low + high) / 2

@@ -1,7 +1,7 @@
 """Namespaces that import each name at its first use, from the module that a stub names.
 
-The stub is `__init__.pyi` beside `__init__.py`, or `costing.pyi` beside `costing.py`. It is the
-only list of names. With this late import, the command line answers `--help` without JAX.
+The stub is `__init__.pyi` beside `__init__.py`, or `costing.pyi` beside `costing.py`. The
+stub is the only list of names. By this late import, the command line answers `--help` without JAX.
 """
 
 import ast

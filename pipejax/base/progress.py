@@ -1,7 +1,7 @@
 """Support for long calls: progress, notices, interruption, jobs in threads.
 
-A report of progress has the amount of work done, the total (None if unknown) and a text. It goes
-to the function of the caller, or to a progress bar if a notebook gives no function. The library
+A report of progress has the amount of work done, the total (None if unknown) and a text. The
+caller may give a function for reports; otherwise a notebook shows a progress bar. The library
 handles no signals. An interrupted command line exits without `finally` blocks
 (`pipejax.cli.process`), and runs the actions of `if_interrupted` instead.
 """

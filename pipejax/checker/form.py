@@ -283,8 +283,9 @@ def _check_cover(form: Form) -> Iterator[Discrepancy]:
         if side == 0:
             yield Discrepancy(f"cell {k}", "of full dimension", cells[k], "which is flat")
         for corner in range(len(corners)):
-            # The sign says on which side of the wall the cell lies. It is that of the determinant
-            # with the removed corner in front, which changes sign `corner` times on the way there.
+            # The sign says on which side of the wall the cell lies: it is the sign of the
+            # determinant with the removed corner in front. Moving this corner there changes the
+            # sign `corner` times.
             walls[(*corners[:corner], *corners[corner + 1 :])].append(side * (-1) ** corner)
     for wall, sides in walls.items():
         borders = range(len(form.domain))

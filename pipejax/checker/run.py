@@ -24,7 +24,7 @@ class DeadlockError(Exception):
     """Error of a run in which events wait for each other in a cycle."""
 
     def __init__(self, run: "Run", cycle: list[Event]) -> None:
-        """Name the events of the cycle."""
+        """Write the names of the events into the message of the error."""
         names = " waits for ".join(map(run.name, [*cycle, cycle[0]]))
         super().__init__(f"deadlock: {names}")
         self.run, self.cycle = run, cycle
@@ -236,7 +236,7 @@ class Run:
         source, target = self.table.cell[producer], self.table.cell[op]
         sender, receiver = source.worker, target.worker
         route = self.rules.route(producer.stage, op.stage)
-        assert route is not None  # a legal table has one
+        assert route is not None  # stages that exchange messages have an edge
         direction, boundary = route
         microbatch = producer.microbatch
         pipe = self.table.pipes[microbatch]

@@ -26,9 +26,9 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 
 # A runtime trains a small model for one step, divided into the stages of the table. It compares
-# the gradients with those of the model without a pipeline. It may also measure step times.
+# the gradients with those of the model without a pipeline, and may measure step times.
 
-# runtime -> module with its function `run_table`, imported at first use
+# name of a runtime -> module with its function `run_table`, imported at first use
 RUNTIMES = {"jax": "pipejax.runtimes.spmd.runtime", "torch": "pipejax.runtimes.gloo.runtime"}
 
 

@@ -342,7 +342,7 @@ class _ReplayEvents(NamedTuple):
     """Gradients and samples in the order of their computation; a run is one of several models."""
 
     # weight versions are numbers of updates, or indices into the ring buffer
-    microbatch: Any  # (events) microbatch of the gradient; for a sample, that of the last gradient
+    microbatch: Any  # (events) microbatch of the gradient, or of the last gradient before a sample
     run: Any  # (events) run of the gradient
     read: Any  # (events, stages) weight version that the gradient reads
     newest: Any  # (events, stages) newest weight version of the run before the gradient
@@ -387,7 +387,7 @@ def _train_all(
     places: tuple[Int[Array, " samples"], Int[Array, " gradients"]],
     settings: _ReplaySettings,
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Train all runs; return gaps at samples, losses of gradients, and the rest of `_train`."""
+    """Train all runs; return gaps, losses of gradients, and the last three results of `_train`."""
     train = functools.partial(
         _train, noise=noise, events=events, sampled=sampled, settings=settings
     )

@@ -146,8 +146,8 @@ def pipedream_delay(stages: int) -> int:
 def delay_term_law(stages: int, updates: Given, *, smoothness: Given, gap: Given) -> Values:
     """Return the delay term of PipeDream's bound for large S and K: Theta(S^4 / K).
 
-    The step size is the best step size without delays, gamma = sqrt(2 (f_0 - f*) / (K L)) / G. It
-    does not depend on S. With delta = `pipedream_delay`, the term is 2 L (f_0 - f*) delta^2 / K.
+    The step size is the best step size without delays, gamma = sqrt(2 (f_0 - f*) / (K L)) / G,
+    for every S. With delta = `pipedream_delay`, the term is 2 L (f_0 - f*) delta^2 / K.
 
     Args:
       stages: S.
