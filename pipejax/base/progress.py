@@ -25,7 +25,7 @@ BAR_INTERVAL = 0.2  # seconds from one update of the bar to the next
 _actions: list[Action] = []
 
 
-def to_nobody(done: float, total: float | None, text: str) -> None:
+def no_progress(done: float, total: float | None, text: str) -> None:
     """Ignore a report of progress."""
 
 
@@ -45,7 +45,7 @@ def telling(what: str, on_progress: OnProgress | None) -> Iterator[OnProgress]:
         finally:
             bar.end()
     else:
-        yield to_nobody
+        yield no_progress
 
 
 def _notebook() -> Callable[..., Any] | None:

@@ -311,7 +311,7 @@ def determinant_sign(matrix: list[Row]) -> int:
         for below in range(k + 1, len(rows)):
             pairs = zip(rows[below], top, strict=True)
             head = rows[below][k]
-            rows[below] = [(value * pivot - head * up) // previous_pivot for value, up in pairs]
+            rows[below] = [(low * pivot - head * high) // previous_pivot for low, high in pairs]
         previous_pivot = pivot
     return sign if previous_pivot > 0 else -sign
 

@@ -61,7 +61,7 @@ def row_height(below: Sequence[str]) -> float:
     return _ROW_INCH + len(below) * (_LONE_LANE_INCH if len(below) == 1 else _LANE_INCH)
 
 
-def share_row(below: Sequence[str]) -> dict[str, Lane]:
+def lane_ranges(below: Sequence[str]) -> dict[str, Lane]:
     """Return {lane: vertical range in a worker's row} for compute and for the lanes `below`."""
     row = row_height(below)
     pitch = _LONE_LANE_INCH if len(below) == 1 else _LANE_INCH
@@ -104,7 +104,7 @@ def draw_bars(
     style.name_rows(axes, [*labels, "all-reduce"] if has_collectives else labels)
     visible = [bar for bar in shown_bars if bar.start < until and bar.finish > since]
     visible = visible or list(shown_bars)  # if the run takes no time, no bar overlaps the window
-    lanes = share_row(lanes_below(shown_bars, transfers=bool(transfers)))
+    lanes = lane_ranges(lanes_below(shown_bars, transfers=bool(transfers)))
     looks = palette.phase_looks(bar_phases(shown_bars)) if looks is None else looks
     ops = [op for bar in visible for op in _drawn_ops(bar, workers, lanes)]
     if len(depth):  # depth 0 for ops without a stage

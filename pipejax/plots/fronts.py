@@ -31,7 +31,7 @@ class Shown(NamedTuple):
     values: NumpyArray  # (points) in the unit of the label
     more_is_better: bool = False  # whether the front has the largest values
 
-    def near(self, front: Int[NumpyArray, " found"]) -> Bool[NumpyArray, " points"]:
+    def near_front(self, front: Int[NumpyArray, " found"]) -> Bool[NumpyArray, " points"]:
         """Return a mask of points up to `MAX_FRONT_RATIO` worse than the worst on the front."""
         if not len(front) or not np.all(self.values[front] > 0):
             return np.ones(len(self.values), bool)
@@ -67,7 +67,7 @@ def draw_results(
         axes.plot(x[points], y[points], "s", color=palette.SILVER, zorder=1, **dots)
     if len(front):
         _draw_front(axes, sides, front)
-        out = is_grouped & ~(sides[0].near(front) & sides[1].near(front))
+        out = is_grouped & ~(sides[0].near_front(front) & sides[1].near_front(front))
         if out.any():
             axes.set_title(
                 f"{out.sum():,} of {is_grouped.sum():,} points lie further out", loc="left"
@@ -156,7 +156,7 @@ def _scale(
 ) -> None:
     """Set limits and scales of both axes so that the points near the front fill the picture."""
     for name, side, axis in zip("xy", sides, (axes.xaxis, axes.yaxis), strict=True):
-        values = side.values[is_grouped & side.near(front)]
+        values = side.values[is_grouped & side.near_front(front)]
         if len(values) and 0 < style.LOG_RATIO * values.min() < values.max():
             getattr(axes, f"set_{name}scale")("log")
         if len(values) < is_grouped.sum():
@@ -191,7 +191,7 @@ def _name_front(
     """Number points of the front that are not too close, and list their names below."""
     x, y = (side.values[front] for side in sides)
     # labels stand on the better side of the front, where no points are
-    right, up = (1 if side.more_is_better else -1 for side in sides)
+    x_sign, y_sign = (1 if side.more_is_better else -1 for side in sides)
     to_axes = axes.transData + axes.transAxes.inverted()
     points = to_axes.transform(np.column_stack([x, y]))  # as shares of the picture
     numbered = [0]
@@ -206,10 +206,10 @@ def _name_front(
         axes.annotate(
             str(number),
             (x[k], y[k]),
-            xytext=(3 * right, 3 * up),
+            xytext=(3 * x_sign, 3 * y_sign),
             textcoords="offset points",
-            ha="left" if right > 0 else "right",
-            va="bottom" if up > 0 else "top",
+            ha="left" if x_sign > 0 else "right",
+            va="bottom" if y_sign > 0 else "top",
             fontsize=style.LEAST_FONT,
             zorder=4,
         )

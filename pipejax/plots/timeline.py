@@ -35,9 +35,9 @@ from pipejax.plots.bars import (
     draw_bars,
     draw_memory,
     draw_messages,
+    lane_ranges,
     lanes_below,
     row_height,
-    share_row,
 )
 from pipejax.plots.caption import SLOTS, TimeUnit, caption_of_runs, choose_unit, headlines, named
 from pipejax.schedules.cells.ops import COMPUTING, WAITS
@@ -262,7 +262,7 @@ def _draw_panel(
         looks=drawing.looks,
     )
     if drawing.messages:
-        lanes = share_row(lanes_below(panel_bars, transfers=drawing.transfers))
+        lanes = lane_ranges(lanes_below(panel_bars, transfers=drawing.transfers))
         top, height = lanes[COMPUTING]
         draw_messages(axes, messages, top=top, bottom=top + height)
     title_paper = drawing.paper._replace(width=drawing.paper.width - 0.8)  # without row names

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipejax.base import longest_path
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
-from pipejax.base.progress import OnProgress, to_nobody
+from pipejax.base.progress import OnProgress, no_progress
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.costs.stage.microbatches import map_microbatches
 from pipejax.engine.lowering.program import NO_WORKER, SOURCE, HostRun, Program, run_on_host
@@ -54,7 +54,7 @@ class LocalSearch(abc.ABC, Generic[Best]):
         self,
         iterations: int,
         time_limit: float | None = None,
-        tell: OnProgress = to_nobody,
+        tell: OnProgress = no_progress,
         gap: float = 0.0,
     ) -> Found[Best]:
         """Search until one limit is reached: iterations, seconds since the start, or the gap."""

@@ -13,7 +13,7 @@ import numpy as np
 from pipejax.analysis.scenario import Scenario
 from pipejax.base.checks import check_types, resolve_choice, whole_number, wrong
 from pipejax.base.display import short_repr
-from pipejax.base.progress import OnProgress, telling, to_nobody
+from pipejax.base.progress import OnProgress, no_progress, telling
 from pipejax.costs.edits import PairFactor, SlowWorkers
 from pipejax.costs.model.launchers import find_launcher, machine_launches
 from pipejax.costs.model.workload import StageLayers, Workload
@@ -196,7 +196,7 @@ def _microbatches(joint: JointProblem, size: int | None) -> int:
 def _tune(
     joint: JointProblem,
     method: str | None,
-    tell_progress: OnProgress = to_nobody,
+    tell_progress: OnProgress = no_progress,
     on_best: Callable[[Found[TunedSetting]], object] | None = None,
 ) -> Found[TunedSetting]:
     """Tune one or several parts; without a method, choose it by the number of settings."""
