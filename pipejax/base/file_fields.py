@@ -42,7 +42,7 @@ class FileField(NamedTuple):
     kind: FieldKind  # of the value in the file, in the unit of the key
     default: Any = NEEDED  # value if the field is missing; `NEEDED` if the file must have it
     dimension: str = ""  # SI unit of a quantity; empty for keys without a unit
-    target: str = ""  # name or path of the value in the record of the section, if another
+    target: str = ""  # name or path of the value in the record; "": as the field
 
 
 Fields = Mapping[str, FileField]

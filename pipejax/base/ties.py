@@ -1,4 +1,4 @@
-"""Names of the least numbers, where numbers that differ only by rounding tie; Pareto fronts."""
+"""Names of the least of several numbers, with ties up to rounding; Pareto fronts."""
 
 from collections.abc import Sequence
 

@@ -205,7 +205,7 @@ class CountedRuns:
 
     def __init__(self, form: Form) -> None:
         """Run the table once for each parameter, and once with the sum of all weights."""
-        # the run with the sum gives the order of events; the other runs give counts by parameter
+        # the run with the sum orders the events; the run of a parameter gives its counts
         total = {key: _sum([w[key] for w in form.weights]) for key in form.weights[0]}
         run = Run(form.table, form.links, total)
         single_runs = [Run(form.table, form.links, weights) for weights in form.weights]

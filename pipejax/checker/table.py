@@ -226,7 +226,7 @@ class Table:
                     self._miss(producer, f"{rules.op_text(op)} waits for it")
 
     def _check_passes(self, stage: int, microbatch: int) -> None:
-        """Check that a microbatch has a forward, a backward, and O only with L on a stage."""
+        """Check that a microbatch has on a stage: F, a backward, and both O and L or neither."""
         ops = {letters: TableOp(letters, stage, microbatch) for letters in "FBIWOLU"}
         has = {letters: op in self.cell for letters, op in ops.items()}
         if not has["F"]:

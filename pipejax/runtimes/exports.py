@@ -35,7 +35,7 @@ from pipejax.schedules.table.table_files import LossWarning, RepairNotice, text_
 
 
 def write_table(table: ScheduleTable, path: str | Path, *, format: str | None = None) -> None:
-    """Write a table to a file: by default as JSON or CSV, by the suffix .json or .csv.
+    """Write a table to a file; by default, the suffix .json or .csv decides the format.
 
     JSON holds the complete table. A CSV holds only the rows, and has no name but that of the file.
     If placement, slot durations, stage shares or weight rule do not follow from the rows, a
