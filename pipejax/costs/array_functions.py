@@ -1,7 +1,7 @@
 """Array functions that use JAX if an argument is a JAX array (traced or not), else NumPy.
 
-A price is a few thousand operations on small arrays. In a trace they become part of one program.
-Of numbers that are known, JAX would compile each operation by itself and anew for every shape,
+Pricing a table takes a few thousand operations on small arrays. In a JAX trace, the operations
+become part of one program. Outside of a trace, JAX would compile each operation for each shape,
 which takes seconds where NumPy takes milliseconds.
 """
 
@@ -17,7 +17,7 @@ from pipejax.base.many_numbers import FUNCTIONS, Many
 
 # returned values
 if TYPE_CHECKING:
-    Computed = Array  # NumPy's arrays, too: in every product they double what mypy takes
+    Computed = Array  # without np.ndarray: the union would double the time of mypy
 else:
     Computed = Array | np.ndarray
 
@@ -41,7 +41,7 @@ _NUMPY_TYPES = {float, int, bool, np.ndarray, np.float64}
 
 
 def _kind(arguments: Any) -> type | None:
-    """Return the type of the first argument that is not NumPy's: JAX's `Array`, `Many` or None."""
+    """Return the first argument's type that is JAX's `Array` or `Many`, or None if none is."""
     for argument in arguments:
         if type(argument) in _NUMPY_TYPES:
             continue
@@ -83,5 +83,5 @@ def stacked(values: Sequence[Any]) -> Any:
 
 
 def stacked_trees(trees: Sequence[Any]) -> Any:
-    """Stack trees of numbers into a single tree, whose arrays have an axis of trees."""
+    """Stack trees of numbers into a tree of arrays, with one entry per stacked tree."""
     return mapped(lambda *leaves: stacked(leaves), *trees)

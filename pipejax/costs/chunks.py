@@ -1,8 +1,8 @@
 """Times of a prompt that is processed in chunks: later chunks attend to more tokens.
 
-A chunk of n tokens behind p tokens takes a + b n + c (n p + n^2 / 2) + g p: what any chunk takes,
-what each token takes, what each pair of a token and one that it attends to takes, and what each
-token of the prefix takes that is read or rebuilt.
+A chunk of n tokens after p tokens of its prompt takes a + b n + c (n p + n^2 / 2) + g p seconds:
+a per chunk, b per token, c per pair of a token and a token that it attends to, and g per earlier
+token, whose keys and values are read or rebuilt.
 """
 
 from collections.abc import Sequence
@@ -33,20 +33,20 @@ def chunk_costs(
     """Return the costs of a prompt's chunks on every stage, for the schedule `chunked-prefill`.
 
     Args:
-      sizes: (..., chunks) tokens of each chunk; several cuts are a batch for `makespans`.
+      sizes: (..., chunks) tokens of each chunk; the first axes are a batch for `makespans`.
       num_stages: S.
-      fixed: a, of any chunk, a number or one for each stage [s].
-      per_token: b, of each token [s].
-      per_pair: c, of each pair of a token and one before it [s].
-      per_prefix_token: g, of each token before the chunk, which is read or rebuilt [s].
-      latency: of a message [s].
-      transmit_per_token: of a message, by tokens of its chunk [s].
+      fixed: a, time per chunk: a number, or one for each stage [s].
+      per_token: b, time per token [s].
+      per_pair: c, time per pair of a token and an earlier token [s].
+      per_prefix_token: g, time per token before the chunk, to read or rebuild its keys [s].
+      latency: latency of a message [s].
+      transmit_per_token: transmit time of a message per token of its chunk [s].
 
     Returns:
       Costs with forward (..., stages, chunks) and transmit (..., 2, 1, stages - 1, chunks).
 
     Raises:
-      ValueError: if a time is no finite number of at least 0, or there are not as many as stages.
+      ValueError: if a time is negative or not finite, or there are not as many times as stages.
 
     Example:
       >>> import pipejax as pj
@@ -54,7 +54,7 @@ def chunk_costs(
       >>> costs = pj.costing.chunk_costs([50, 30, 20], 4, per_token=0.01, per_pair=1e-4)
       >>> costs.forward[0].round(3).tolist()
       [0.625, 0.495, 0.38]
-      >>> round(pj.evaluate(table, costs).makespan, 3)  # one stage after another for the longest
+      >>> round(pj.evaluate(table, costs).makespan, 3)  # 4 stages of 0.625, then 0.495 and 0.38
       3.375
     """
     work = {"fixed": fixed, "per_token": per_token, "per_pair": per_pair}
@@ -84,7 +84,7 @@ def checked_times(count: int, **times: PerStage) -> list[Float[NumpyArray, " sta
 
 def chunk_seconds(sizes: Any, fixed: Any, per_token: Any, per_pair: Any, per_prefix: Any) -> Any:
     """Return each chunk's time a + b n + c (n p + n^2 / 2) + g p [s], (..., stages, chunks)."""
-    # The times a, b, c and g are (stages); sizes n are (..., chunks), and p follow from them.
+    # The times a, b, c and g have the shape (stages), n and p the shape (..., chunks).
     prefix = xp.cumsum(sizes, axis=-1) - sizes  # p: chunks of 50 30 20 tokens follow 0 50 80
     token_pairs = sizes * (prefix + sizes / 2)
     a, b, c, g = (time[:, None] for time in (fixed, per_token, per_pair, per_prefix))

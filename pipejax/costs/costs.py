@@ -1,7 +1,7 @@
-"""Costs in seconds: what an op takes on each stage, and a message over each stage boundary.
+"""Costs in seconds: times of ops by stage, and times of messages by stage boundary.
 
-The leaves of `Costs` are arrays, so costs can be batched, differentiated and optimised; their
-values never cause a recompilation.
+The leaves of `Costs` are arrays, so costs can be batched, differentiated and optimised. JAX does
+not recompile when the values of costs change.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from pipejax.schedules.table.table import ScheduleTable
 Seconds = float | Sequence[float] | Float[Array, "..."] | Float[NumpyArray, "..."]
 
 PHASE_FIELDS: Mapping[str, str] = {phase.name: KINDS[phase].time for phase in TIMED}
-CONTRADICTION = 0.01  # by which B may differ from I + W in files and options
+CONTRADICTION = 0.01  # share by which B may differ from I + W in files and options
 MESSAGE_FIELDS = ("latency", "transmit")
-TIME_FIELDS: Mapping[str, str] = {**PHASE_FIELDS, "pair": "pair"}  # of ops and of fused pairs
+TIME_FIELDS: Mapping[str, str] = {**PHASE_FIELDS, "pair": "pair"}  # times of ops and fused pairs
 DIMENSIONLESS = ("pair_factor",)  # fields that are no times
 OF_STAGES = tuple(KINDS[phase].time for phase in TIMED if KINDS[phase].scope != MICROBATCH)
 # fields of ops that every copy of a stage runs by itself
@@ -51,19 +51,19 @@ class _FilledIn:
 class Costs(_FilledIn):
     """Times of all ops and messages of a schedule, in seconds.
 
-    An op time is one number for every stage, or has one entry per stage, or one per stage and
-    microbatch: (stages, microbatches), or (1, microbatches) where stages are alike. A message time
-    is one number, or has one entry per stage boundary, or any shape that broadcasts to (2
-    directions, pipes, stages - 1): activations first, then input gradients; with one entry for each
-    microbatch too it has four axes, the last that of the microbatches. `makespans` takes a batch,
-    whose axis stands before these. Sharding, A and U are of no microbatch; with a second axis
-    U differs between the copies of a stage: each reads the entry of the first microbatch it meets.
+    An op time is a number for all stages, or an array (stages) or (stages, microbatches), which is
+    (1, microbatches) if stages are equal. A message time is a number, an array (stages - 1), or
+    any array that broadcasts to (2, pipes, stages - 1). The axis of length 2 is the direction:
+    first activations, then input gradients. A fourth axis is that of the microbatches. For
+    `makespans`, a batch axis comes before all other axes. Times of sharding and of A have no axis
+    of microbatches. U may have a second axis, if the copies of a stage differ: each copy reads the
+    entry of the first microbatch that it runs.
 
-    A time that is not given is unknown, not 0: a program that needs it cannot be priced. What
-    follows from others is filled in: I = W = B / 2, or B = I + W, or what one of I and W leaves of
-    B; and L = O. Messages, A, U and sharding cost nothing where they are not given. Lists become
-    arrays and whole numbers float64; arrays of float32 and float64 keep their type, which decides
-    that of `makespans`, and float16 and bfloat16, which cannot add up a step, become float32.
+    A time that is not given is unknown, not 0: a program that needs it cannot be priced. Some
+    times follow from others: I = W = B / 2, or B = I + W, I = B - W, W = B - I; and L = O.
+    Messages, A, U and sharding cost 0 by default. Lists become arrays, and whole numbers become
+    float64. Arrays of float32 and float64 keep their type, which is also the type of `makespans`.
+    float16 and bfloat16 become float32, because they are too coarse to add up a step.
 
     Attributes:
       forward: F [s].
@@ -80,16 +80,16 @@ class Costs(_FilledIn):
       latency: L of a message [s].
       transmit: X of a message, bytes / bandwidth [s].
       offload: O, an activation to the host [s].
-      load: L, back from the host; as offload if None [s].
+      load: L, an activation back from the host; as offload if None [s].
       pair: duration of a fused pair, by the stage of its forward [s].
-      pair_factor: k, where a fused pair takes max(F, B) + k min(F, B) of its two ops instead: 0 is
-        perfect overlap, 1 none, and so is None; by the stage of its forward.
-      others: costs of kinds of ops that a table defines, by name, given as a mapping [s]; each is
-        an attribute of its name then. What is of a worker has one entry for each worker.
+      pair_factor: k, by the stage of the pair's forward: a fused pair takes
+        max(F, B) + k min(F, B). 0 is perfect overlap; 1 is no overlap, and so is None.
+      others: mapping from name to cost, for kinds of ops that a table defines [s]. Each cost
+        becomes an attribute. Costs of ops that belong to a worker have one entry per worker.
 
     Raises:
-      ValueError: if a time is no real number, negative or not finite, I or W is more than B, or
-        pair and pair_factor are both given.
+      ValueError: if a time is not a finite number of at least 0, I or W is larger than B, or both
+        pair and pair_factor are given.
 
     Example:
       >>> import pipejax as pj
@@ -119,7 +119,7 @@ class Costs(_FilledIn):
     pair: "Seconds | None" = None
     pair_factor: "Seconds | None" = None
     others: dataclasses.InitVar[Any] = None  # Mapping[str, Seconds] | None
-    _filled: dataclasses.InitVar[Any] = None  # filled-in times of a record that is replaced
+    _filled: dataclasses.InitVar[Any] = None  # times that the replaced record had filled in
 
     def __new__(cls, *args: Any, **times: Any) -> "Costs":
         """Refuse an unknown cost name, and suggest the nearest valid name."""
@@ -186,15 +186,15 @@ class Costs(_FilledIn):
         """Make costs with equal op times on every stage and equal times of all messages.
 
         Args:
-          table: the schedule to be priced; its stages decide nothing here, for costs are equal.
-          forward: F [s]; every argument is a number, or a batch of them: an array.
+          table: the schedule to price; it decides which times are required.
+          forward: F [s]. Each argument is a number, or an array with a batch of numbers.
           transfer: transmit time of a message; `transmit=` is the same.
-          **others: further fields of `Costs`: `backward`, the sum of I and W if not given;
-            `input_grad`, half of B; `weight_grad`, what B leaves over I; `latency` of a message.
+          **others: further fields of `Costs`, such as `backward`, `input_grad`, `weight_grad` and
+            `latency`. Missing times follow from others as in `Costs`.
 
         Returns:
-          The costs; where any argument is a batch of shape (N,), all leaves are: those of ops have
-          the shape (N, 1), those of messages (N, 1, 1, 1), for `makespans`.
+          The costs. If an argument is a batch of shape (N,), all leaves are batches for
+          `makespans`: op times of shape (N, 1), message times of shape (N, 1, 1, 1).
 
         Raises:
           ValueError: if a cost is negative or not finite, or neither B nor I and W are given.
@@ -217,15 +217,16 @@ class Costs(_FilledIn):
         transfer: "Seconds | None" = None,
         **others: "Seconds | None",
     ) -> "Costs":
-        """Make costs from a microbatch's times per worker, divided over the worker's stages.
+        """Make costs from a worker's times per microbatch, divided over the stages of the worker.
 
-        Schedules with several stages per worker then do the same work as those with one:
-        interleaved stages take a V-th each, those of a Hanayo wave a 2 * waves-th; a Chimera
-        microbatch meets one stage per worker. A stage with a larger share of the layers takes more.
-        Of a microbatch in K slices each takes a K-th, its messages too.
+        Schedules with several stages per worker then do the same work as those with one. An
+        interleaved stage takes 1 / V of the time, a stage of a Hanayo wave 1 / (2 * waves). In
+        Chimera a microbatch runs on one stage per worker. A stage with a larger share of the
+        layers takes more. If a microbatch has K slices, each slice and its message take 1 / K of
+        the time.
 
-        Arguments are those of `uniform`; whatever an op takes is divided, messages are not. Op
-        times have the shape (stages,), or (N, stages) for a batch.
+        The arguments are those of `uniform`. Op times are divided by stage, message times are not.
+        Op times have the shape (stages,), or (N, stages) for a batch.
 
         Example:
           >>> import pipejax as pj
@@ -251,7 +252,7 @@ class Costs(_FilledIn):
         others: Mapping[str, Any] | None = None,
         **times: Any,
     ) -> "Costs":
-        """Make costs from a time of every stage, or (`by_worker`) of a worker to split by stage."""
+        """Make costs from times per stage or, if `by_worker`, from times per worker to divide."""
         check_types(table=(table, ScheduleTable), others=(others, Mapping, type(None)))
         for name in times:
             if name not in FIELDS:
@@ -288,7 +289,7 @@ class Costs(_FilledIn):
         return vars(self).get(phase.kind.time)
 
     def check_values(self, fields: Iterable[str] | None = None) -> None:
-        """Check that every cost of these fields (default: all) is finite and at least 0."""
+        """Check that the costs in `fields` (default: all) are finite and at least 0."""
         for name in vars(self) if fields is None else fields:
             value = getattr(self, name)
             if value is not None:
@@ -360,7 +361,7 @@ def required_phases(table: ScheduleTable) -> tuple[Phase, ...]:
 
 
 def differs_by_microbatch(field: str, value: Any, batch_axes: int = 0) -> bool:
-    """Return whether a cost has an axis of microbatches, to judge by its number of axes."""
+    """Return whether a cost has an axis of microbatches, which its number of axes tells."""
     axes = getattr(value, "ndim", 0) - batch_axes
     if axes < 2:  # the usual case, for speed
         return False
@@ -369,15 +370,15 @@ def differs_by_microbatch(field: str, value: Any, batch_axes: int = 0) -> bool:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Costs))
-# arguments that `dataclasses.replace` passes on
+# `dataclasses.replace` reads these constructor arguments as attributes of the old record
 Costs.others = property(  # type: ignore[attr-defined]  # to mypy an argument alone
     lambda costs: {n: value for n, value in vars(costs).items() if n not in FIELDS} or None
 )
 Costs._filled = property(  # type: ignore[attr-defined]  # to mypy an argument alone
-    # a record that a function of trees made does not know which of its times followed
+    # JAX's tree functions make records without `filled_in`: then the old record itself is passed
     lambda costs: getattr(costs, "filled_in", costs)
 )
-# names of costs in files and options, which people try in Python
+# names of costs in files and options, with the argument in Python
 _CALLED = {
     **{letter: field for letter, field in PHASE_FIELDS.items() if field != letter},
     **dict.fromkeys(("c", "comm", "message", "transfer"), "transmit"),
@@ -385,7 +386,7 @@ _CALLED = {
 
 
 def unknown_cost(name: str) -> UnknownNameError:
-    """Build the error about an unknown cost name; for names used in files it gives the argument."""
+    """Build the error about an unknown cost name; if files use the name, name the argument."""
     if name not in _CALLED:
         return unknown("cost", name, FIELDS)
     argument = _CALLED[name]
@@ -400,7 +401,7 @@ _FREE = {field.name: 0.0 for field in dataclasses.fields(Costs) if field.default
 
 def unchecked_costs(leaves: Mapping[str, Any], filled_in: Iterable[str] | None = None) -> Costs:
     """Make costs from a mapping of fields without any check; missing fields become None."""
-    # `filled_in` are fields that follow from others, as I = 1 from B = 2; None if that is unknown.
+    # `filled_in` names fields that follow from others, as I = 1 from B = 2; None if unknown.
     costs = object.__new__(Costs)
     vars(costs).update({**dict.fromkeys(FIELDS), **leaves})
     if filled_in is not None:
@@ -408,8 +409,8 @@ def unchecked_costs(leaves: Mapping[str, Any], filled_in: Iterable[str] | None =
     return costs
 
 
-# A tree of costs may also hold derivatives, axes or tracers of a transformation, not costs:
-# its functions neither check nor complete values.
+# JAX may put derivatives, axes or tracers into a tree of costs, so the functions that build the
+# tree neither check nor complete values.
 register(
     Costs,
     lambda costs: (tuple(vars(costs)), tuple(vars(costs).values()), tuple(vars(costs))),
@@ -418,7 +419,7 @@ register(
 
 
 def _broadcast_batches(times: Mapping[str, Any]) -> dict[str, Any]:
-    """Give all times one batch axis, followed by axes of length 1; without a batch, change none."""
+    """Give all times the same batch axis, then axes of length 1; change nothing without batch."""
     # With forward (5,) and transmit a number: forward (5, 1), with an axis of stages, and transmit
     # (5, 1, 1, 1), with axes of directions, pipes and boundaries.
     batch = np.broadcast_shapes(*map(np.shape, times.values()))
@@ -437,7 +438,7 @@ def _broadcast_batches(times: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _divide_among_stages(times: Mapping[str, Any], table: ScheduleTable) -> dict[str, Any]:
-    """Convert times of a whole microbatch on a worker to times of its stages and slices."""
+    """Convert times of a microbatch on a worker to times of one stage and one slice."""
     # A worker with 2 equal stages and 4 slices of a sequence: forward 8 s is 1 s per op.
     slices = table.grammar.slices
     stage_factors = table.worker_parts / slices
@@ -452,7 +453,7 @@ def _divide_among_stages(times: Mapping[str, Any], table: ScheduleTable) -> dict
 
 
 def _fill_in(times: Mapping[str, Any]) -> dict[str, Any]:
-    """Return op times completed: B, I or W from the other two, or I and W from B, and L from O."""
+    """Fill in missing op times: B, I or W from the other two, or I = W = B / 2; and L = O."""
     b, i, w = (times.get(name) for name in ("backward", "input_grad", "weight_grad"))
     added: dict[str, Any] = {}
     if b is None and i is not None and w is not None:
@@ -470,7 +471,7 @@ def _fill_in(times: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_backward(times: Mapping[str, Any]) -> None:
     """Refuse times of B, I and W, if all are given and B differs from I + W by over 1 %."""
-    # `Costs` itself takes any: a fused backward may be faster.
+    # `Costs` itself does not check this, because a fused backward may be faster than I + W.
     backwards = [times.get(name) for name in ("backward", "input_grad", "weight_grad")]
     if any(time is None for time in backwards):
         return
@@ -492,7 +493,7 @@ def check_backward(times: Mapping[str, Any]) -> None:
 def _combine(what: str, combine: Any, first: Any, second: Any) -> Any:
     """Add or subtract costs of matching shapes; `what` names the result in error messages."""
     shapes = np.shape(first), np.shape(second)
-    # NumPy would broadcast (N, 1) and (N,) to (N, N)
+    # different numbers of axes are refused: NumPy would broadcast (N, 1) and (N,) to (N, N)
     matches = not all(shapes) or len(shapes[0]) == len(shapes[1])
     try:
         np.broadcast_shapes(*shapes)

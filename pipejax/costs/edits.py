@@ -1,4 +1,4 @@
-"""Edits of a run: changes of its costs or its table, in the order in which a scenario has them."""
+"""Edits of a scenario: changes of its costs or of its table."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -43,9 +43,9 @@ class RecomputeCells(Edit):
 class ShardingCells(Edit):
     """Insertion of cells that gather weights and reduce gradients, or a change of their lane."""
 
-    lane: str | None = None  # by default the network's for new cells, else that of compute
-    # number of uses by which weights are gathered ahead, and of stages gathered at once: one number
-    # for all workers, or one for each; no cells are inserted if both are empty
+    lane: str | None = None  # default: the network for new cells, else compute
+    # lookahead: by how many uses of weights a gather runs ahead; residency: stages gathered at
+    # once. Each has one number, or one per worker. If both are empty, no cells are inserted.
     lookahead: tuple[int, ...] = ()
     residency: tuple[int, ...] = ()
 
@@ -76,10 +76,10 @@ class HostTimes(Edit):
 
     offload: tuple[float, ...] | None  # None for the time on the system's host link
     load: tuple[float, ...] | None = None  # by default the time of the offload
-    replaces: bool = False  # whether they may replace times that a model has
+    replaces: bool = False  # whether these times may replace the times of a model
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
-        """Set the times of O and L, unless costs have them from a system or from the user."""
+        """Set the times of O and L; refuse it if costs have such times and `replaces` is False."""
         if self.offload is None and costs.offload is None:
             raise wrong("offload", "system needs a model, and a system with a host_link")
         if self.offload is not None and not self.replaces and has_host_times(costs):
@@ -184,7 +184,7 @@ class PairFactor(Edit):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SlowWorkers(Edit):
-    """Factors by which all ops of slow workers take longer, by worker."""
+    """Slow workers, each with the factor by which its ops take longer."""
 
     factors: Mapping[int, float]
 
@@ -199,7 +199,7 @@ class ScaledTimes(Edit):
     """Scaling of times by rules such as compute@stage2*0.5 (see `scaled_costs`)."""
 
     rules: str
-    stages: int | None = None  # number of stages that rules with a stage or boundary are for
+    stages: int | None = None  # number of stages that the rules were written for
 
     def check_places(self, table: ScheduleTable) -> None:
         """Refuse rules that name a stage or boundary, if the table has another number of stages."""

@@ -1,11 +1,11 @@
-"""Collectives: the time of each by algorithm, and the collectives that a layer runs.
+"""Times of collectives by algorithm, and the collectives that a layer runs.
 
-An algorithm is a function from numbers to a `Route`: hops and bytes on links inside a node and
-between nodes. The fastest that a system lists is used, as NCCL does. A group of n accelerators has
-q of them in each of n / q nodes, and sends to other nodes over the NIC shares of all q.
+An algorithm is a function that returns a `Route`: hops and bytes on links inside a node and
+between nodes. As in NCCL, the fastest algorithm that a system lists is used. A group of n
+accelerators has q of them in each of n / q nodes, and sends to other nodes over the NICs of all q.
 
-The volume is the size of the whole tensor; for an all-to-all the data of one accelerator, of which
-1 / n stays; for a ring exchange the data of one round, 1 / n of it in each step.
+The volume is the size of the whole tensor. For an all-to-all it is the data of one accelerator, of
+which 1 / n stays. For a ring exchange it is the data of one round; each step sends 1 / n of it.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ from pipejax.costs.system.system import Number, System
 class Spread(NamedTuple):
     """Size of a tensor, and of the group of accelerators that runs a collective on it."""
 
-    volume: Number  # of the whole tensor [B]
+    volume: Number  # size of the whole tensor [B]
     size: Number  # n, accelerators
-    per_node: Number  # q of them in each node
-    nodes: Number  # n / q
+    per_node: Number  # q, accelerators in each node
+    nodes: Number  # n / q, nodes
     multinode: Number  # 1 for several nodes, else 0
-    sent_bytes: Number  # of each accelerator in one pass: (n - 1) / n of the volume
+    sent_bytes: Number  # bytes that an accelerator sends in a pass: (n - 1) / n of the volume
     copies: Number = 0.0  # accelerators that each piece goes to; 0 if every piece differs
 
     @classmethod
@@ -45,14 +45,14 @@ class Route(NamedTuple):
     """Hops in sequence, and bytes that each accelerator sends, for one pass of a collective."""
 
     near_hops: Number  # links inside the node that data passes one after another
-    far_hops: Number  # the same between nodes
-    near_bytes: Number  # that an accelerator sends inside its node
-    far_bytes: Number  # that it sends over its share of the NICs
-    is_sequential: bool = False  # whether one kind of link waits for the other
+    far_hops: Number  # links between nodes that data passes one after another
+    near_bytes: Number  # bytes that an accelerator sends inside its node
+    far_bytes: Number  # bytes that an accelerator sends over its share of the NICs
+    is_sequential: bool = False  # whether far bytes wait for near bytes
 
 
 def _halving(spread: Spread) -> Route:
-    """Return the route of recursive halving and doubling; all of it uses the slowest links."""
+    """Return the route of recursive halving and doubling; all data crosses the slowest links."""
     # source: Rabenseifner's all-reduce, as in Chimera (arXiv:2107.06925), section 3.4.
     hops, far, near = xp.log2(spread.size), spread.multinode, 1 - spread.multinode
     return Route(near * hops, far * hops, near * spread.sent_bytes, far * spread.sent_bytes)
@@ -64,7 +64,7 @@ def _ring(spread: Spread) -> Route:
     # lies inside a node, or between nodes if each has one accelerator.
     steps = spread.size - 1
     crossings = spread.multinode * xp.minimum(spread.nodes, steps)
-    # one in `inside` of the bytes of an accelerator leaves its node; `multinode` is 0 or 1
+    # 1 / `per_node` of an accelerator's bytes leave its node; `multinode` is 0 for a single node
     far_bytes = spread.multinode / spread.per_node * spread.sent_bytes
     return Route(steps - crossings, crossings, spread.sent_bytes - far_bytes, far_bytes)
 
@@ -88,17 +88,17 @@ def _hierarchical(spread: Spread) -> Route:
 
 def _pairs(spread: Spread) -> Route:
     """Return the route of an all-to-all: each of n accelerators sends 1 / n to every other."""
-    # If each piece goes to k = `copies` accelerators, one copy travels to each node with any of
-    # them, and is passed on inside the node.
-    # Each of N nodes has one of the k accelerators with probability 1 - (1 - 1 / N)^k: with 8
-    # copies and 4 nodes, 3.6 nodes get a copy. All but one of N nodes are other nodes; one in q of
-    # the accelerators that get a piece, on nodes of q, has the node's copy already.
+    # If each piece goes to k = `copies` accelerators, one copy goes to each node that has any of
+    # the k, and is passed on inside the node. Each of N nodes has one of the k accelerators with
+    # probability 1 - (1 - 1 / N)^k: with 8 copies and 4 nodes, 3.6 nodes get a copy. N - 1 of the
+    # N nodes are other nodes. In a node of q accelerators, 1 / q of those that get a piece have
+    # the node's copy already.
     # source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2: cross-node all-to-all.
     has_copies = spread.copies > 0
     k = xp.where(has_copies, spread.copies, 1.0)
 
     def mean_reached(count: Number) -> Number:
-        """Return how many of `count` nodes or accelerators a piece reaches in the mean."""
+        """Return how many of `count` nodes (or accelerators) a piece reaches on average."""
         return count * (1 - (1 - 1 / count) ** k)
 
     near_copies = (1 - 1 / spread.per_node) * mean_reached(spread.size) * spread.volume / k
@@ -114,7 +114,7 @@ def _pairs(spread: Spread) -> Route:
 
 def _steps(spread: Spread) -> Route:
     """Return the route of a ring exchange: n - 1 sends to the next of n accelerators."""
-    # One accelerator of a node sends to another node, by its share of a NIC; others stay inside.
+    # In each node, one accelerator sends to the next node by its share of a NIC, others inside.
     steps, far = spread.size - 1, spread.multinode
     near_bytes = (spread.per_node > 1) * spread.sent_bytes
     return Route((1 - far) * steps, far * steps, near_bytes, far * spread.sent_bytes)
@@ -126,7 +126,7 @@ ROUTES: Mapping[str, Callable[[Spread], Route]] = {
     "tree": _tree,
     "hierarchical": _hierarchical,
 }
-# how often the tensor goes round: an all-reduce is a reduce-scatter and an all-gather
+# passes over the tensor: an all-reduce is a reduce-scatter, then an all-gather
 PASSES: Mapping[str, int] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 # collectives with one route for all algorithms of a system
 DIRECT: Mapping[str, Callable[[Spread], Route]] = {"all_to_all": _pairs, "ring": _steps}
@@ -141,11 +141,11 @@ def collective_time(
     copies: Number = 0.0,
 ) -> Number:
     """Return the time [s] of `count` equal collectives in sequence; 0 for one accelerator."""
-    # `kind` is a key of `PASSES` or `DIRECT`; `volume` [B] is of the whole tensor (see the module);
-    # `copies` is the number of accelerators that get each piece of an all-to-all, if above 0.
-    #     t = base + hops latency + min(x + simple, x / share),   x = bytes / bandwidth + copies
-    # The minimum is over NCCL's protocols Simple and LL: flags beside the data spare waiting
-    # (simple), and cost a share of the bandwidth. An all-reduce makes 2 passes and all the copies.
+    # `kind` is a key of `PASSES` or `DIRECT`; the module says what `volume` [B] means; `copies` is
+    # the number of accelerators that get each piece of an all-to-all, if above 0.
+    #     t = base + hops latency + min(x + simple, x / share),   x = bytes / bandwidth + copy time
+    # The minimum is over NCCL's protocols Simple and LL. LL sends flags with the data, which saves
+    # the latency `simple` and costs a share of the bandwidth. An all-reduce has 2 passes.
     spread = Spread.over(group, volume, copies)
     peers = 1.0 if kind == "ring" else spread.per_node - 1
     passes, library = PASSES.get(kind, 1), system.collectives
@@ -164,7 +164,7 @@ def collective_time(
 
     if kind in DIRECT:
         if kind == "ring":
-            # the NIC serves its neighbours too, of other groups, that send at the same time
+            # accelerators of other groups in the node send over the same NIC at the same time
             neighbours = xp.clip(system.gpus_per_node / spread.per_node, 1.0, system.gpus_per_nic)
             far_rate = far_rate * (system.gpus_per_nic / neighbours)
         fastest = route_time(DIRECT[kind](spread), far_rate)
@@ -179,9 +179,9 @@ def collective_time(
 
 
 def _algorithms(system: System, kind: str) -> dict[str, Flag]:
-    """Return whether the system may use an algorithm for a kind of collective, by algorithm."""
-    # Values are booleans, or 0 and 1 for a batch of systems. A tree is for all-reduces alone: for
-    # other kinds, its flag allows a ring.
+    """Return {algorithm: whether the system may use it for this kind of collective}."""
+    # Values are booleans, or 0 and 1 for a batch of systems. Only all-reduces use trees: for other
+    # kinds, the flag of the tree allows a ring.
     flags = {name: getattr(system.collectives, name) for name in ROUTES}
     if kind != "all_reduce":
         ring, tree = flags["ring"], flags.pop("tree")
@@ -203,12 +203,12 @@ class Collective:
     kind: str = dataclasses.field(metadata={"static": True})
     # "tensor", "context", "expert", "expert_tensor" or "data"
     group: str = dataclasses.field(metadata={"static": True})
-    volume: Phases  # bytes of the whole tensor; of an all-to-all, held by one accelerator
+    volume: Phases  # bytes of the whole tensor; for an all-to-all, bytes that an accelerator holds
     count: Phases  # number of exchanges
-    # "attention" of the same phase; products of another: "input_grad", "weight_grad";
-    # "layer" of another microbatch; "" for nothing
+    # what hides it: "attention" of the same phase, products of "input_grad" or "weight_grad",
+    # a "layer" of another microbatch, or "" for nothing
     overlaps_with: str = dataclasses.field(default="", metadata={"static": True})
-    # accelerators that one copy to a node serves; 0 where each gets a copy of its own
+    # accelerators that get each piece from one copy per node; 0 if each gets its own copy
     copies: Number = 0.0
 
 
@@ -223,21 +223,21 @@ def layer_collectives(
     model: Model, layout: Layout, kind: str = "dense", *, recompute: str = "none"
 ) -> tuple[Collective, ...]:
     """List the collectives that a layer runs in each phase."""
-    # Tensor parallelism: in F one all-reduce after attention and one after the MLP, in I one each,
-    # which Megatron runs beside the weight gradients of the same product. Under sequence
+    # Tensor parallelism: F has an all-reduce after attention and one after the MLP, and so has I.
+    # Megatron runs those of I beside the weight gradients of the same product. Under sequence
     # parallelism each is an all-gather and a reduce-scatter, and W gathers its inputs once more,
-    # beside I's products. Both forms are listed, one with counts of 0, because the choice may be
-    # traced. Context parallelism: keys and values go round a ring beside attention; in I their
+    # beside the products of I. Both forms are listed, one with counts of 0, because the choice may
+    # be traced. Context parallelism: keys and values go round a ring beside attention; in I their
     # gradients follow. Experts: an all-to-all sends every token to its experts, another brings it
-    # back; the same in I, once more if the experts are recomputed. Accelerators that split an
+    # back. I has the same two, or four if it recomputes the experts. Accelerators that split an
     # expert gather tokens after the first and scatter sums before the second. Adapters add
-    # exchanges, mostly r units wide.
+    # exchanges, mostly of width r.
     # source: Korthikanti et al. (arXiv:2205.05198), section 4.2.2.
     unit_bytes, h = model.element_bytes * accelerator_tokens(model, layout), model.hidden
     num_mlps = _num_split_mlps(model, kind)
     if model.mla is None:
         exchanges = _tensor_exchanges(unit_bytes, (h, h), 1 + num_mlps, layout)
-    else:  # the sources of queries, keys and values are gathered
+    else:  # latent attention gathers the vectors from which queries, keys and values unfold
         query_units = h if model.mla.query_rank is None else model.mla.query_rank
         gathered_units = query_units + model.mla.kv_rank + model.mla.rope_width
         exchanges = _tensor_exchanges(unit_bytes, (gathered_units, h), 1.0, layout)
@@ -250,8 +250,8 @@ def layer_collectives(
 
 
 def _num_split_mlps(model: Model, kind: str) -> Number:
-    """Return 1, or 0 for experts without a shared one: MLPs split by tensor parallelism."""
-    # Routed experts take the part of the tokens that an accelerator has; shared ones are split.
+    """Return the number of MLPs of a layer that tensor parallelism splits, 0 or 1."""
+    # Shared experts are split. Routed experts are not: they take the tokens of an accelerator.
     if kind == "moe" and model.moe is not None:
         return 1.0 * (model.moe.shared_experts > 0)
     return 1.0
@@ -263,9 +263,9 @@ def _tensor_exchanges(
     """List tensor-parallel collectives before and after `count` pairs of matrix products."""
     # `units` are the widths of the first product's input, which is gathered, and of the second
     # product's output, which is summed; `unit_bytes` are bytes of one unit of all tokens.
-    scatters = 1.0 * (layout.shared_by > 1) * count  # with sequence parallelism all, else none
+    scatters = 1.0 * (layout.shared_by > 1) * count  # all under sequence parallelism, else none
     reduces = count - scatters
-    regathers = layout.trains_layers * scatters  # of inputs for W
+    regathers = layout.trains_layers * scatters  # gathers of inputs for W
     input_bytes, output_bytes = (unit_bytes * width for width in units)
     inputs, outputs = _in_all_phases(input_bytes), _in_all_phases(output_bytes)
     both_scatters = Phases(forward=scatters, input_grad=scatters)
@@ -315,7 +315,7 @@ def _context_exchanges(model: Model, layout: Layout) -> tuple[Collective, ...]:
 def _expert_exchanges(
     model: Model, layout: Layout, recomputes: bool = False
 ) -> tuple[Collective, ...]:
-    """List collectives that send tokens to experts and back; if I recomputes, it repeats F's."""
+    """List collectives that send tokens to experts and back; I repeats those of F if asked."""
     assert model.moe is not None
     slots = model.moe.slots
     routed_tokens = accelerator_tokens(model, layout) / layout.shared_by * slots
@@ -326,8 +326,8 @@ def _expert_exchanges(
     exchanges = [
         Collective("all_to_all", "expert", _in_all_phases(volume), counts, "layer", copies)
     ]
-    # Accelerators that split an expert gather their tokens and scatter sums; those that have the
-    # same tokens, without sequence parallelism, only sum outputs and gradients.
+    # Accelerators that split an expert gather their tokens and scatter sums. Without sequence
+    # parallelism they have the same tokens, so they only sum outputs and gradients.
     n = layout.expert_gather
     gathers, sums = 1.0 * (n > 1), 1.0 * (layout.expert_tensor > n)  # 0 or 1
     for kind, count in (("all_gather", gathers), ("reduce_scatter", gathers), ("all_reduce", sums)):
@@ -340,8 +340,9 @@ def _expert_exchanges(
 
 def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
     """List the collectives of the output head: t accelerators share its vocabulary."""
-    # Its input is gathered under sequence parallelism; the maximum, the sum and the token's own
-    # logit are reduced over the vocabulary in float32; in I the input's gradient is reduced.
+    # Under sequence parallelism the head's input is gathered. The maximum, the sum and the logit
+    # of the correct token are reduced over the vocabulary in float32. I reduces the input's
+    # gradient.
     tokens = accelerator_tokens(model, layout)
     hidden = _in_all_phases(model.element_bytes * tokens * model.hidden)
     scalars = _in_all_phases(4 * tokens)
@@ -349,7 +350,7 @@ def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
     regathers = layout.trains_base * scatters
     return (
         Collective("all_gather", "tensor", hidden, Phases(forward=scatters)),
-        Collective("all_reduce", "tensor", scalars, Phases(forward=3.0)),  # F, I, W
+        Collective("all_reduce", "tensor", scalars, Phases(forward=3.0)),  # maximum, sum, logit
         Collective("all_reduce", "tensor", hidden, Phases(input_grad=1 - scatters), "weight_grad"),
         Collective("reduce_scatter", "tensor", hidden, Phases(input_grad=scatters), "weight_grad"),
         Collective("all_gather", "tensor", hidden, Phases(weight_grad=regathers), "input_grad"),
@@ -358,7 +359,7 @@ def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
 
 def embedding_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
     """List the collectives of the embedding: t accelerators share its vocabulary."""
-    # F sums outputs; under sequence parallelism each keeps a part, so W gathers gradients.
+    # F sums outputs. Under sequence parallelism an accelerator keeps a part; W gathers gradients.
     hidden = _in_all_phases(model.element_bytes * accelerator_tokens(model, layout) * model.hidden)
     scatters = 1.0 * (layout.shared_by > 1)
     regathers = layout.trains_base * scatters

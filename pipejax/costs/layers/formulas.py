@@ -1,9 +1,9 @@
 """Published formulas for transformers: FLOP, activation bytes and message bytes.
 
-FLOP are those of all accelerators of a worker together, as in the zero-bubble paper
-(arXiv:2401.10241, Table 1); activation bytes those on each, as in Korthikanti et al.
-(arXiv:2205.05198, Table 2). b is the microbatch size in sequences, s the sequence length, h the
-hidden size, a the number of heads, t the tensor-parallel degree, c that of context parallelism.
+FLOP are totals over the accelerators of a worker, as in the zero-bubble paper (arXiv:2401.10241,
+Table 1). Activation bytes are per accelerator, as in Korthikanti et al. (arXiv:2205.05198, Table
+2). b is the microbatch size in sequences, s the sequence length, h the hidden size, a the number
+of heads, t the tensor-parallel degree, c the context-parallel degree.
 """
 
 from collections.abc import Callable, Set
@@ -54,7 +54,7 @@ def layer_flop(
 
 
 def _module_matrices(model: Model, kind: str, module: str) -> Number:
-    """Count the weights that multiply each token in a part of a layer (`MODULES`), as "mlp"."""
+    """Count the weights that multiply each token in one part of a layer, such as "mlp"."""
     moe, mlp_matrices, mla = model.moe, model.mlp_matrices, model.mla
     if module == "half_products":
         return model.active_matrices(kind) / 2
@@ -77,16 +77,16 @@ def head_flop(model: Model, microbatch_size: Number) -> Phases:
 
 def model_flop(model: Model, sequences: Number, layout: Layout | None = None) -> Number:
     """Count the FLOP of a training step without recomputation, the model FLOP of MFU."""
-    # Products of the layers and of the output head, forward and backward; attention counts all
-    # pairs of tokens, as `layer_flop` does. The backward has two products for each product of the
-    # forward, only one for frozen weights; adapters add products of their own.
+    # This counts the products of the layers and of the output head. Attention counts all pairs of
+    # tokens, as in `layer_flop`. Each product of the forward has two in the backward, or only one
+    # if its weights are frozen. Adapters add products.
     # source: Megatron-LM (arXiv:2104.04473), section 3; PaLM (arXiv:2204.02311), appendix B.
     layout = WHOLE if layout is None else layout
     head = head_flop(model, sequences).forward
     projection = 2 * num_tokens(model, sequences) * 2 * model.hidden**2
 
     def sum_layers(layer: Callable[[str], Number], projection: Number, head: Number) -> Number:
-        """Add up layers and head; an MTP layer adds a projection and a further use of the head."""
+        """Add up layers and head; MTP layers add a projection and one more product of the head."""
         layers = sum(count * layer(kind) for kind, count in model.layers_by_kind.items())
         mtp_layer = layer(model.last_kind) + projection + head
         return layers + head + model.mtp_layers * mtp_layer
@@ -116,7 +116,7 @@ def layer_activation_bytes(
     model: Model, layout: Layout = WHOLE, recompute: str = "none", kind: str = "dense"
 ) -> Number:
     """Return the activation bytes that a layer keeps for a microbatch from F to its backward."""
-    # They are sbh(10 + 24/t + 5as/(ht)) in a GPT. Sequence parallelism divides the 10 by t, too.
+    # In a GPT these are sbh(10 + 24/t + 5as/(ht)). Sequence parallelism divides the 10 by t, too.
     # Selective recomputation drops the last term; full recomputation keeps only the input, 2sbh.
     # source: Korthikanti et al. (arXiv:2205.05198), Table 2.
     recompute = check_recompute(recompute)
@@ -125,14 +125,14 @@ def layer_activation_bytes(
         return model.element_bytes * tokens * model.hidden / layout.shared_by
     e = model.element_bytes
     modules = recomputed_modules(recompute)
-    score_bytes: Number = 0  # per score of attention
+    score_bytes: Number = 0  # bytes per attention score
     if "core_attn" not in modules and not model.flash_attention:
         score_bytes = 2 * e + 1 if model.dropout else e
         if "softmax" in unfused_kernels(model):
             # the softmax keeps its output in float32; dropout then keeps no copy of its input
             score_bytes += 4 - (e if model.dropout else 0)
     scores = score_bytes * model.heads * tokens * model.sequence
-    masks = 2 if model.dropout else 0  # of residuals, one byte per unit
+    masks = 2 if model.dropout else 0  # dropout masks of the two residuals, one byte per unit
     needed = layer_weight_grad_bytes(model, layout, kind, recompute)
     needed += tokens * _unfused_bytes(model, layout, kind, modules)
     return needed + masks * tokens * model.hidden / layout.shared_by + scores / layout.tensor
@@ -141,8 +141,8 @@ def layer_activation_bytes(
 def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
     """Return the bytes per token that unfused kernels keep until I, except in `modules`."""
     # A gated MLP keeps the output of its activation function beside its product with the gate.
-    # Attention keeps its output in the order of its product and in the order of the projection. A
-    # norm keeps its input in float32 and the normalized one; a fused norm keeps its input.
+    # Attention keeps its output in two layouts: that of its product and that of the projection. A
+    # norm keeps its input in float32 and the normalized input; a fused norm keeps only its input.
     unfused, e, moe, t = unfused_kernels(model), model.element_bytes, model.moe, layout.tensor
     if "half_products" in modules:
         return 0.0
@@ -170,13 +170,13 @@ def key_bytes(model: Model, layout: Layout = WHOLE) -> Number:
 
 def cache_bytes(model: Model, layout: Layout = WHOLE) -> Number:
     """Return the bytes of a layer's key-value cache for a microbatch, in inference."""
-    # Keys and values: of a head of them, at least one on each accelerator. Latent attention keeps
-    # the vector that they unfold from, which no tensor parallelism splits.
+    # The cache has keys and values of at least one head on each accelerator. Latent attention
+    # caches the vector from which keys and values unfold, which tensor parallelism does not split.
     # source: DeepSeek-V2 (arXiv:2405.04434), section 2.1.4.
     if model.mla is not None:
         units: Number = model.mla.kv_rank + model.mla.rope_width
     else:
-        # min(t, kv_heads), exact also outside of a trace
+        # min(t, kv_heads), which stays an exact integer outside of a trace
         parts = model.kv_heads + (layout.tensor - model.kv_heads) * (layout.tensor < model.kv_heads)
         units = (model.kv_hidden + model.value_hidden) / parts
     return accelerator_tokens(model, layout) * model.element_bytes * units
@@ -186,11 +186,11 @@ def layer_weight_grad_bytes(
     model: Model, layout: Layout = WHOLE, kind: str = "dense", recompute: str = "none"
 ) -> Number:
     """Return the bytes that a layer keeps from I to W for a microbatch: 32sbh in a GPT."""
-    # They are the inputs of the four products (queries, keys and values; projection; two of the
-    # MLP), 14sbh, and the gradients of their outputs, 18sbh, which I writes over the activations
-    # of norms, attention and activation function: only scores and dropout masks are free after I.
-    # Tensor parallelism divides `split` bytes per token by heads or widths; only sequence
-    # parallelism divides `unsplit` ones. Inputs of products have the layout's precision, all else
+    # In a GPT these are the inputs of the four products (queries, keys and values; projection; two
+    # of the MLP), 14sbh, and the gradients of their outputs, 18sbh. I writes these gradients over
+    # the activations of norms, attention and activation function: only scores and masks are free
+    # after I. Tensor parallelism divides the `split` bytes per token; only sequence parallelism
+    # divides the `unsplit` bytes. Inputs of products have the layout's precision, everything else
     # the model's. Recomputed parts keep their inputs. Adapters also need their own activations.
     # Frozen weights without adapters need these bytes for I only.
     # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1: M_W.
@@ -204,8 +204,9 @@ def layer_weight_grad_bytes(
     # inputs of norms, and of the first products of attention and MLP; gradients of the second
     # products' outputs later use the memory of the norms' inputs
     unsplit = 2 * e * h + (0 if "layernorm" in modules else 2 * operand * h)
-    # the projection's input; queries, keys, values and, if that input is kept in a narrower
-    # precision or not at all, the output that a flash kernel's I reads
+    # I of a flash kernel reads attention's output. The output is the projection's input, which is
+    # kept anyway; only if that is in a narrower precision, or not kept, is the output kept
+    # besides.
     is_wide = layout.precision not in OPERAND_BYTES  # inputs stay in the model's own precision
     shares_output = layout.lora_rank > 0 or (layout.trains_base and is_wide)
     keeps_output = not shares_output and model.flash_attention and "core_attn" not in modules
@@ -250,8 +251,8 @@ def _kept_adapters(model: Model, layout: Layout, kind: str, modules: Set[str]) -
 
 def _half_products_bytes(model: Model, layout: Layout) -> Number:
     """Return a layer's bytes if it keeps the outputs of attention and of every second product."""
-    # Half of all products' outputs. The inputs of both norms stay, too. Units per token: `split`
-    # ones are divided by t.
+    # Half of the products keep their outputs, and both norms keep their inputs. Tensor parallelism
+    # divides the `split` units per token.
     mlp_inputs = 2 if model.gated_mlp else 1
     unsplit = 2 * model.hidden + 2 * model.hidden / 2
     qkv = model.query_hidden + model.kv_hidden + model.value_hidden
@@ -261,7 +262,7 @@ def _half_products_bytes(model: Model, layout: Layout) -> Number:
     return unit_bytes * (unsplit / layout.shared_by + split / layout.tensor + adapters)
 
 
-OPERAND_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # with their scales
+OPERAND_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}  # scales included
 
 
 def operand_bytes(model: Model, layout: Layout) -> Number:
@@ -270,18 +271,19 @@ def operand_bytes(model: Model, layout: Layout) -> Number:
 
 
 def _gathered_width(model: Model, layout: Layout, modules: Set[str], inputs: int) -> Number:
-    """Return the width that gathered inputs of products add to split ones, if they are kept."""
+    """Return the width per token, times t, that keeping gathered inputs of products adds."""
     # Under sequence parallelism over t accelerators, a norm's output of width h / t is gathered to
-    # h for the next product, so that h - h / t is kept in addition. It is (t - 1) h over t.
+    # width h for the next product. Keeping that adds h - h / t; the caller divides by t.
     if "gather" not in unfused_kernels(model) or "layernorm" in modules:
         return 0.0
     return inputs * model.hidden * (layout.shared_by - 1)
 
 
 def edge_activation_bytes(model: Model, layout: Layout = WHOLE) -> tuple[Number, Number]:
-    """Return the activation bytes that a microbatch keeps in the embedding, and in the head."""
-    # The head keeps its norm's input and output, and the softmax of its logits in float32 or, with
-    # a fused loss, the logits. With frozen weights, nothing needs the norm's output or embedding.
+    """Return the activation bytes of a microbatch: (in the embedding, in the head)."""
+    # The head keeps the input and output of its norm, and the softmax of the logits in float32;
+    # with a fused loss, the logits instead. Frozen weights need neither the norm's output nor the
+    # mask.
     # source: Korthikanti et al. (arXiv:2205.05198), section 4.3.
     tokens = accelerator_tokens(model, layout) * (model.vocabulary > 0)
     trained = layout.trains_base
@@ -313,11 +315,12 @@ def buffer_bytes(
     model: Model, layout: Layout, *, dense: Numbers, moe: Numbers, head: Numbers
 ) -> Numbers:
     """Return bytes of a worker's gradient buffers, for weights and the widest activations."""
-    # `dense`, `moe` and `head` are 1 if the worker has dense layers, layers with experts, the head.
-    # They exist if gradients are accumulated in a wider type, as in Megatron-core; the formulas of
-    # the literature omit them. Products write weight gradients in `element_bytes` into a buffer for
-    # each shape of matrix that all layers share, as in TransformerEngine; the head has its own, and
-    # those of adapters are negligible. The gradients of the widest activations add.
+    # `dense`, `moe` and `head` are 1 if the worker has dense layers, layers with experts, the
+    # head. Buffers exist if gradients are accumulated in a wider type, as in Megatron-core; the
+    # formulas of the literature omit them. Products write weight gradients in `element_bytes` into
+    # one buffer for each shape of matrix, which all layers share, as in TransformerEngine. The
+    # head has its own buffer; adapters' buffers are negligible. The gradients of the widest
+    # activations are added.
     e, t, h = model.element_bytes, layout.tensor, model.hidden
     tokens, mlp_parts = accelerator_tokens(model, layout), (3 if model.gated_mlp else 2)
     weights = model.attention_matrices / t + dense * model.mlp_matrices(model.ffn_hidden) / t
@@ -333,7 +336,7 @@ def buffer_bytes(
     layer_bytes = tokens * (width + 2 * h)
     trained = layout.trains_base
     head_bytes = head * (tokens * 2 * h + trained * model.head_parameters / t)
-    # beside the loss's softmax: a copy of the logits in float32, and the gradient of the softmax
+    # beside the loss's softmax: a float32 copy of the logits, and the gradient of the softmax
     copies = len({"logits", "loss"} & unfused_kernels(model))
     logit_bytes = head * copies * tokens * FLOAT32 * model.vocabulary / t
     is_wider = model.accumulated_bytes > e

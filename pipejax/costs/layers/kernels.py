@@ -1,9 +1,9 @@
 """Kernels of layers: FLOP and bytes of each kind of kernel, and their times.
 
-A product takes FLOP / rate + bytes / bandwidth + latency: the sum, not the maximum, for the share
-of the rate that it reaches grows smoothly with all of its sides, m n k / (m n + n k + m k). All
-else takes bytes / bandwidth + latency. A device that waits for its host takes as long as the host,
-so a phase takes the maximum of both, which a norm makes smooth.
+A matrix product takes FLOP / rate + bytes / bandwidth + latency. The terms are added, because the
+share of the peak rate grows smoothly with the sizes of a product: m n k / (m n + n k + m k). Other
+kernels take bytes / bandwidth + latency. A phase takes the maximum of the device's time and the
+host's time for its launches; a norm makes this maximum smooth.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ NONE = Phases()
 class Product(NamedTuple):
     """Sizes m, n, k of a matrix product (m, k) x (k, n) on one accelerator."""
 
-    m: Number  # rows, tokens mostly
+    m: Number  # rows, mostly tokens
     n: Number  # columns
     k: Number  # units summed over
 
@@ -40,14 +40,14 @@ NO_PRODUCT = Product(0.0, 0.0, 0.0)
 class LayerOp:
     """A kernel, or several kernels priced together, on one accelerator for one microbatch."""
 
-    # "gemm", "attention", "memory", or "layer" for all of a layer in one
+    # "gemm", "attention", "memory", or "layer" for a whole layer as one op
     kind: str = dataclasses.field(metadata={"static": True})
-    name: str = dataclasses.field(metadata={"static": True})  # of the op
+    name: str = dataclasses.field(metadata={"static": True})
     flop: Phases
     volume: Phases  # bytes read and written
     launches: Phases  # kernels started
-    shape: Product = NO_PRODUCT  # of the product of F; of memory ops zeros
-    batch: Number = 1.0  # how many such products run at once: heads, experts
+    shape: Product = NO_PRODUCT  # sizes of the product in F; zeros for memory ops
+    batch: Number = 1.0  # number of such products at once: heads, experts
     precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
 
 
@@ -78,7 +78,7 @@ def gemm(
         volume=Phases(
             batch * m * (factor * k + element * n) + factor * weights,
             batch * m * (factor * n + element * k) + factor * weights,
-            # W adds to the accumulated gradient: it reads and writes that
+            # W reads and writes the accumulated gradient, to which it adds
             trained * (batch * m * factor * (n + k) + 2 * model.accumulated_bytes * weights),
         ),
         launches=Phases(batch, batch, trained * batch),
@@ -89,7 +89,7 @@ def gemm(
 
 
 def batched(name: str, model: Model, layout: Layout, shape: Product, heads: Number) -> LayerOp:
-    """Return the op of a matrix product per attention head; I runs two per head, W none."""
+    """Return the op of one matrix product per attention head; I has two per head, W none."""
     # Its factors have the bytes of the layout's precision, its result those of the model.
     m, n, k = shape
     flop = 2 * heads * m * n * k
@@ -109,7 +109,7 @@ def batched(name: str, model: Model, layout: Layout, shape: Product, heads: Numb
 def memory(
     name: str, forward: Number, backward: Number, kernels: tuple[Number, Number] = (1.0, 1.0)
 ) -> LayerOp:
-    """Return an op that only reads and writes memory: bytes in F and in I, and kernels of both."""
+    """Return an op that only reads and writes memory, from its bytes and kernels in F and I."""
     return LayerOp("memory", name, NONE, Phases(forward, backward), Phases(*kernels))
 
 
@@ -132,7 +132,7 @@ ALIGNED = 8  # elements: tensor cores read rows of 16 bytes at full rate
 
 
 def device_time(system: System, op: LayerOp, phase: str) -> Number:
-    """Return a layer op's time [s] on the accelerator, in a phase ("forward") of a microbatch."""
+    """Return the time [s] of a layer op on the accelerator in a phase, such as "forward"."""
     flop, volume, launches = (
         as_float(getattr(amounts, phase)) for amounts in (op.flop, op.volume, op.launches)
     )
@@ -146,7 +146,7 @@ def device_time(system: System, op: LayerOp, phase: str) -> Number:
     kernels = system.kernels
     share = kernels.attention_efficiency if op.kind == "attention" else 1.0
     # rounded, so that the time of a slightly wider model does not jump
-    n, k = (xp.round(as_float(columns)) for columns in op.shape[1:])
+    n, k = (xp.round(as_float(size)) for size in op.shape[1:])
     share = share * xp.where((n % ALIGNED) + (k % ALIGNED) == 0, 1.0, kernels.misaligned_efficiency)
     if op.precision in OPERAND_BYTES:  # below 16 bits
         share = share * kernels.narrow_efficiency
@@ -169,7 +169,7 @@ def host_time(
 
 def smooth_max(first: Number, second: Number, sharpness: Number) -> Number:
     """Return the smooth maximum (first^q + second^q)^(1/q) of two times, with sharpness q."""
-    # If one of them is 0, the result is exactly the other.
+    # If one of the times is 0, the result is exactly the other time.
     large, small = xp.maximum(first, second), xp.minimum(first, second)
     is_smooth = small > 0
     # the inner `where` keeps logarithms of 0 out of the gradient
@@ -182,14 +182,14 @@ def update_time(
     system: System, volume: Numbers, on_host: Numbers = 0.0, exchanged: Numbers = 0.0
 ) -> Numbers:
     """Return the time [s] of the optimizer's update, on the accelerator and on the host."""
-    # `volume` (accelerator) and `on_host` are bytes of optimizer memory to read and write. Of the
-    # `exchanged` bytes, gradients go to the host before, and weights come back after: Megatron's
-    # hybrid optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
+    # `volume` (accelerator) and `on_host` are bytes of optimizer memory to read and write.
+    # `exchanged` are bytes of gradients sent to the host before, and of weights sent back after
+    # it, as in Megatron's hybrid optimizer without `--overlap-cpu-optimizer-d2h-h2d`.
     # source: Ren et al., ZeRO-Offload (arXiv:2101.06840), section 4; Megatron Core,
     # optimizer/cpu_offloading/hybrid_optimizer.py.
     check_host(system, on_host)
     on_device = roofline_time(system, 0.0, as_float(volume) / system.optimizer_efficiency)
-    # a rate of 0 is unknown, and not used without offloading: 1 keeps NaN out of the gradient
+    # a rate of 0 means unknown, and is unused without offloading: 1 keeps NaN out of the gradient
     link_rate, memory_rate = system.host_link.rate, system.host.memory_bandwidth
     link_rate = xp.where(link_rate > 0, link_rate, 1.0)
     memory_rate = xp.where(memory_rate > 0, memory_rate, 1.0)

@@ -1,9 +1,9 @@
 """Kernels of a transformer layer: the FLOP, bytes and launches of each on an accelerator.
 
-The list of ops depends on shapes that are fixed at tracing; all numbers may be traced and batched.
-b is the microbatch size, s the sequence length, t and c the degrees of tensor and context
-parallelism. Attention in batched products computes the pairs of tokens that a causal mask hides,
-as published formulas count it. A flash kernel skips them, and those outside a sliding window.
+The list of ops is fixed at tracing; the numbers in it may be traced and batched. b is the
+microbatch size, s the sequence length, t and c the degrees of tensor and context parallelism.
+Attention in batched products also computes the pairs of tokens that a causal mask hides, as
+published formulas do. A flash kernel skips these pairs, and pairs outside a sliding window.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ def _base_ops(model: Model, layout: Layout, kind: str) -> tuple[LayerOp, ...]:
 
 
 def _recompute(model: Model, ops: Iterable[LayerOp], recompute: str) -> tuple[LayerOp, ...]:
-    """Return the ops, with the forwards that are recomputed added to their I."""
+    """Return the ops, where each recomputed op repeats its F within I."""
     op_shares = recomputed_shares(ops, recomputed_modules(recompute))
     return tuple(with_forward_again(op, share) if share else op for op, share in op_shares)
 
@@ -96,9 +96,9 @@ def recomputed_shares(
         yield op, share
 
 
-# linear layers with adapters, and the powers of t by which tensor parallelism splits the outputs of
-# an adapter's factors A and B: a whole input passes a part of A's rows, a split input a part of
-# B's; A's sums are then reduced, B's parts gathered (`layer_collectives`)
+# {linear layer: (a, b)}: tensor parallelism divides the output of an adapter's factor A by t^a,
+# and that of B by t^b. A's output is split if the layer's input is whole, B's if it is split. A's
+# sums are then reduced, B's parts gathered (`layer_collectives`).
 ADAPTED: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("qkv", "query", "query_up", "kv_up", "mlp_in", "shared_in"), (1, 0)),
     **dict.fromkeys(("projection", "mlp_out", "shared_out"), (0, 1)),
@@ -110,7 +110,8 @@ def adapter_ops(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
     """List the ops of LoRA adapters, if any: two narrow products and a sum per linear layer."""
-    # They have the name of their linear layer, and are recomputed with it. The router has none.
+    # They have the name of their linear layer, and are recomputed with it. The router has no
+    # adapter.
     # source: LoRA (arXiv:2106.09685), 4.1; ParallelLinearAdapter in Megatron-Bridge's peft/utils.py
     if not layout.lora_rank:
         return ()
@@ -125,7 +126,7 @@ def _adapter(op: LayerOp, model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     m, n, k = op.shape
     split_a, split_b = (layout.tensor**power for power in ADAPTED[op.name])
     shape_a, shape_b = (k, layout.lora_rank / split_a), (layout.lora_rank, n / split_b)
-    # the sum with the layer reads two and writes one: outputs in F, gradients of the input in I
+    # adding to the layer reads 2 tensors and writes 1: outputs in F, input gradients in I
     row_bytes, launches = 3 * model.element_bytes * op.batch * m, 1.0 * (op.batch > 0)
     return (
         gemm(op.name, model, plain, shape_a, tokens=m, batch=op.batch),
@@ -139,7 +140,7 @@ def _all_trained(layout: Layout) -> Layout:
     return dataclasses.replace(layout, frozen=False, lora_rank=0)
 
 
-# products after a norm, which casts its output as it writes it
+# products after a norm, which itself writes its output in the precision of the product
 AFTER_NORM = (
     *("qkv", "query", "query_down", "query_up", "kv_down", "kv_up"),
     *("mlp_in", "shared_in", "logits"),
@@ -170,7 +171,7 @@ def _residual(name: str, model: Model, layout: Layout) -> LayerOp:
     """Return the op that adds bias and residual, and applies dropout."""
     boundary = boundary_bytes(model, layout)
     mask = boundary / model.element_bytes if model.dropout else 0.0
-    # I adds the norm's gradient to the residual's: two read, one written; dropout: one each
+    # I adds the gradients of norm and residual: 2 reads, 1 write; dropout: 1 read, 1 write
     backward = 3 * boundary + ((2 * boundary + mask) if model.dropout else 0.0)
     kernels = (1.0, 2.0 if model.dropout else 1.0)
     return memory(name, 3 * boundary + mask, backward, kernels)
@@ -186,7 +187,7 @@ def _two_products(
 ) -> tuple[LayerOp, ...]:
     """List the ops of `batch` MLPs of size (tokens, width): product, activation, product."""
     tokens, width = size
-    shape_in = model.hidden, (2 if model.gated_mlp else 1) * width  # a gate doubles the columns
+    shape_in = model.hidden, (2 if model.gated_mlp else 1) * width  # a gate doubles the width
     shape_out = width, model.hidden
     return (
         gemm(f"{name}_in", model, layout, shape_in, tokens=tokens, batch=batch),
@@ -200,7 +201,7 @@ def _experts(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     # Each accelerator routes its part of the tokens and holds E/e experts; all experts get equally
     # many tokens. Tensor parallelism splits shared experts, expert-tensor parallelism the width of
     # routed ones; accelerators that split an expert gather their tokens. Tokens are sorted before
-    # the exchange and, by the local expert, after it, and both ways back.
+    # the exchange, after it by local expert, and in both places again on the way back.
     moe = model.moe
     assert moe is not None
     e = model.element_bytes
@@ -234,7 +235,7 @@ def _activation(name: str, model: Model, units: Number, kernels: Number) -> Laye
 
 def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """List the ops of the head: final norm, logits and cross entropy."""
-    head_layout = dataclasses.replace(layout, precision=layout.head_precision)  # not of layers
+    head_layout = dataclasses.replace(layout, precision=layout.head_precision)
     logits = accelerator_tokens(model, layout) * model.vocabulary / layout.tensor
     e = model.element_bytes
     # bytes per logit in F and in I, and number of kernels in both
@@ -323,7 +324,8 @@ def projections_in(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 def _latent_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """List latent attention's products to and from a small vector per token, with its norm."""
-    # Down projections are not split by heads: each accelerator has all, for its part of the tokens.
+    # Down projections are not split: each accelerator runs all of them, for its part of the
+    # tokens.
     mla, h, t = model.mla, model.hidden, layout.tensor
     assert mla is not None
     local_tokens = accelerator_tokens(model, layout) / layout.shared_by
@@ -353,9 +355,9 @@ def _rotation(model: Model, layout: Layout) -> LayerOp:
 
 def attention(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """List the ops of attention: one flash kernel, or batched products with a softmax."""
-    # A precision of 8 bits holds for all its products, in I too (Transformer Engine's `fp8_dpa`).
-    # No cast is counted: the op before, which writes queries and keys anyway, can write them in
-    # that precision (FlashAttention-3, arXiv:2407.08608, section 3.3).
+    # 8 bits hold for all products of attention, in I too (Transformer Engine's `fp8_dpa`). No cast
+    # is counted, because the op that writes queries and keys can write them in that precision
+    # (FlashAttention-3, arXiv:2407.08608, section 3.3).
     attention_layout = dataclasses.replace(layout, precision=layout.attention_precision)
     if model.flash_attention:
         return (_flash(model, attention_layout),)
@@ -363,7 +365,7 @@ def attention(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 
 def _flash(model: Model, layout: Layout) -> LayerOp:
-    """Return the op of a flash attention kernel; its I computes the scores once more."""
+    """Return the op of a flash attention kernel, which computes the scores again in I."""
     # Factors of products (queries, keys, values, the output's gradient) have the bytes of the
     # layout's precision; the output and the other gradients have those of the model.
     tokens, t, e = accelerator_tokens(model, layout), layout.tensor, model.element_bytes

@@ -44,8 +44,8 @@ from pipejax.costs.topology import PlacedCosts, check_sizes, places_on
 from pipejax.schedules.cells.ops import WORKER, Phase, Slots
 from pipejax.schedules.table.table import ScheduleTable
 
-MIN_BANDWIDTH = 1e5  # least of a link [B/s], for messages of at least as many bytes
-BACK = "_back"  # behind a part of messages that are gradients
+MIN_BANDWIDTH = 1e5  # smallest credible bandwidth [B/s], for messages of more bytes than this
+BACK = "_back"  # suffix of keys for messages that carry gradients
 _PARTS = {**dict.fromkeys(MESSAGE_FIELDS, "s"), "bytes": "", "bandwidth": "B/s"}
 _MESSAGES = {f"{part}{way}": kind for part, kind in _PARTS.items() for way in ("", BACK)}
 _STAGE = {"stage": FileField(whole(0))}
@@ -98,7 +98,7 @@ def _content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[
 
 
 def _series(value: Any, where: str) -> Any:
-    """Check a number, or a list by stage or boundary of numbers or of lists by microbatch."""
+    """Check that a value is a number, or a list of numbers and of lists by microbatch."""
     numbers = value if isinstance(value, list) else [value]
     for entry in numbers:
         for number in entry if isinstance(entry, list) else [entry]:
@@ -152,9 +152,9 @@ def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] 
 
     The file is {"unit": "seconds", "F": x, "B": x, "message": {"latency": x, "transmit": x}}, or a
     CSV with a row for each stage; the page on input files has all keys. x is a number or a list
-    with one entry per stage, or per stage boundary for messages; an entry is a number, or a
-    list of them with one for each microbatch. A missing B is I + W, missing I and W are half of B
-    each. A B that contradicts I + W by more than 1 % is refused, unless "recorded" is true.
+    with one entry per stage, or per stage boundary for messages. An entry is a number, or a list
+    with one number per microbatch. A missing B is I + W; missing I and W are half of B each. A B
+    that contradicts I + W by more than 1 % is refused, unless "recorded" is true.
 
     Args:
       path: the file.
@@ -191,7 +191,7 @@ def read_sizes(path: str | Path) -> tuple[int, ...]:
 
 
 def read_halved(path: str | Path, table: ScheduleTable) -> bool:
-    """Return whether I and W are half of B each: the table needs them, and the file has only B."""
+    """Return whether the table needs I and W but the file has only B, so that both are B / 2."""
     return bool(np.isin(Phase.I, table.ops.phase)) and not {"I", "W"} & _load(path).keys()
 
 
@@ -210,9 +210,9 @@ def _load(path: str | Path) -> dict[str, Any]:
 
 
 def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = None) -> list[Costs]:
-    """Read measured costs for each machine level, as if all messages used that level's links."""
-    # Levels are links in a node, between nodes, and so on. A file for another number of `stages`
-    # than the table's is read, too: `restaged_costs` merges or divides them.
+    """Read costs once per link level, as if all messages used links of that level."""
+    # Level 0 is inside a node, level 1 between nodes, and so on. The file may have another number
+    # of `stages` than the table: `restaged_costs` merges or divides them.
     sizes = _Sizes(stages or table.num_stages, table.num_microbatches)
     custom_times = {phase.name: phase.kind.time for phase in table.grammar.custom_phases}
     data = read_fields({**FILE, **dict.fromkeys(custom_times, _SERIES)}, _load(path), str(path))
@@ -248,8 +248,7 @@ def _message_times(
     data: dict[str, Any], sizes: _Sizes, path: str, scale: float
 ) -> Iterator[dict[str, NumpyArray]]:
     """Yield latency and transmit time [s] of messages, for each level of links in the machine."""
-    # Arrays are (2 directions, 1 pipe, boundaries, microbatches); times of the file are in `scale`
-    # s.
+    # Arrays are (2 directions, 1 pipe, boundaries, microbatches). The file's unit is `scale` s.
     num_levels = len(data["workers_per_node"]) + 1
     back_key = "message" if data["message_back"] is None else "message_back"
     directions = []  # times of each level, for activations and then for gradients
@@ -272,7 +271,7 @@ PerMicrobatch = Float[NumpyArray, "entries microbatches"]  # (entries, 1) if mic
 
 
 def _without_equal_microbatches(times: dict[str, Any]) -> dict[str, Any]:
-    """Drop the last axis, microbatches, if it has length 1; B, I and W drop theirs together."""
+    """Drop the axis of microbatches if its length is 1; B, I and W keep or drop it together."""
     names = [name for name in _BACKWARD if name in times]
     backwards = np.broadcast_arrays(*(times[name] for name in names))
     times = times | dict(zip(names, backwards, strict=True))
@@ -294,9 +293,9 @@ def _array(
         if len(entry) != sizes.num_microbatches:
             counts = f"{len(entry)} entries, the table has {sizes.num_microbatches} microbatches"
             raise MismatchError(f"{where} has {counts}")
-    columns = sizes.num_microbatches if lists else 1
-    rows = [entry if isinstance(entry, list) else [entry] * columns for entry in entries]
-    return np.array(rows, float).reshape(count, columns)
+    length = sizes.num_microbatches if lists else 1
+    rows = [entry if isinstance(entry, list) else [entry] * length for entry in entries]
+    return np.array(rows, float).reshape(count, length)
 
 
 def _message(section: Any, sizes: _Sizes, where: str, scale: float) -> dict[str, PerMicrobatch]:
@@ -329,11 +328,11 @@ def _message(section: Any, sizes: _Sizes, where: str, scale: float) -> dict[str,
 
 
 def slot_costs(table: ScheduleTable, durations: Slots | None = None) -> Costs:
-    """Return costs to draw a table: 1 s per slot of each op, or of `durations` if stated."""
+    """Return costs at which an op takes 1 s per slot, of the table or of `durations`."""
     slots = durations or table.slots
     shares = np.asarray(table.stage_shares)  # a stage with more layers takes longer
     field_costs: dict[str, Any] = {}
-    custom_costs: dict[str, Any] = {}  # of kinds of ops that the table defines
+    custom_costs: dict[str, Any] = {}  # costs of kinds of ops that the table defines
     for phase in table.grammar.timed:
         if phase.name in slots:
             slot = slots[phase.name]

@@ -1,7 +1,7 @@
 """Measured runs, and separately measured collectives and messages, as one array per column.
 
-Columns are NumPy arrays: what fits or predicts rows never loops over them. `rows_file` reads runs
-from CSV; collectives are few columns, which are read here.
+Columns are NumPy arrays, so fits and predictions need no loop over rows. `rows_file` reads runs
+from a CSV file.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from pipejax.costs.system.parts import file_fields
 from pipejax.schedules.table.links import LINKS
 
 STEP = "step"
-OPS = ("F", "B", "I", "W")  # whose seconds a row may give instead: those of one microbatch
+OPS = ("F", "B", "I", "W")  # a row may have the time of one of these, for one microbatch
 PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
 
 
@@ -80,12 +80,12 @@ _COLUMNS = file_fields(
         "collective": FileField(choice(KINDS)),
     },
 )
-# columns of sizes of a model, or of changes to those of a named one: a target is a path in `Model`
+# columns that set sizes of the model; a target is the path of a field in `Model`
 SIZES: Mapping[str, FileField] = _COLUMNS["sizes"]
 COUNTS: Mapping[str, FileField] = _COLUMNS["counts"]
 # measured bandwidths of one accelerator, within a node and between nodes
 BANDWIDTHS = ("node_bandwidth", "network_bandwidth")
-# columns that describe a run: rows with equal ones repeat the same run
+# columns that describe a run; rows with equal values in all of them repeat the same run
 CONFIGURATION: Mapping[str, FileField] = {
     "model": FileField(TEXT, None),
     **SIZES,
@@ -108,14 +108,14 @@ COLUMNS: Mapping[str, FileField] = {
 @with_short_repr("file models system schedule seconds memory_bytes")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredRows:
-    """Measured training runs, one per row; each column is an attribute of its name, as `seconds`.
+    """Measured training runs, one per row; columns are attributes, such as `seconds`.
 
     Attributes:
       models: the models that are trained, each once.
-      columns: (rows) array of each column of `COLUMNS`, without sizes of models, `accelerators`,
-        `n` and `spread`; also `model`, the position in `models`, `variance`, relative and 0 without
-        spread, and `row` and `file`, where the row was read from. What a row does not say is its
-        default: NaN of a measured number, empty of a text, 0 of a bandwidth.
+      columns: (rows) array of each column of `COLUMNS` except the sizes of models, `accelerators`,
+        `n` and `spread`. `model` is the index in `models`. `variance` is relative to the square of
+        the mean, and 0 without a spread. `row` and `file` say where the row was read. A missing
+        cell is NaN for a measured number, empty for a text, 0 for a bandwidth.
     """
 
     models: tuple[Model, ...]
@@ -189,13 +189,13 @@ class CollectiveRows(NamedTuple):
 
     Attributes:
       kind: (rows) one of `KINDS`.
-      ranks: (rows) accelerators that take part.
-      inside: (rows) how many of them share a node.
-      volume: (rows) of the whole tensor, or for an all-to-all of what one accelerator holds [B].
+      ranks: (rows) number of accelerators that take part.
+      inside: (rows) number of accelerators per node.
+      volume: (rows) bytes of the whole tensor; for an all-to-all, bytes that an accelerator holds.
       seconds: (rows) mean of all repetitions [s].
-      variance: (rows) of that mean, relative to its square; 0 where no spread is given.
-      source: text.
-      file: where they were read from.
+      variance: (rows) variance of the mean, divided by its square; 0 without a spread.
+      source: text on the origin of the rows.
+      file: path of the file.
     """
 
     kind: tuple[str, ...]
@@ -222,8 +222,8 @@ def read_collectives(path: str | Path) -> CollectiveRows:
       The rows.
 
     Raises:
-      ValueError: if the file has a column that is unknown, or a cell that cannot be; the message
-        names row, column, value and what is allowed.
+      ValueError: if a column is unknown or a cell is wrong; the message names row, column, value
+        and what is allowed.
       OSError: if the file cannot be read.
 
     Example:

@@ -1,7 +1,7 @@
 """Training logs of Megatron: read the model's sizes and rows of measured step times.
 
-`costs/data/arguments/megatron.json` lists the arguments of all years: their older names, which of
-them nothing reads, and what the reader assumes instead.
+`costs/data/arguments/megatron.json` lists the arguments of all versions with their older names. It
+also lists the arguments that the reader ignores, and what the reader assumes instead.
 """
 
 import ast
@@ -25,20 +25,20 @@ from pipejax.costs.model.model import Model, read_model
 from pipejax.costs.model.pipeline_layout import PipelineLayout
 from pipejax.costs.model.workload_fields import RECOMPUTE_METHODS, check_recompute
 
-# dots fill 48 characters; GPT-NeoX says after the value whether it is the default
+# dots pad names to 48 characters; GPT-NeoX adds `default` or `updated` after the value
 _ARGUMENT = re.compile(r"(?:^|[\s:\]])(\w{48,} |\w+ \.+) (.*?)(?:\.+(?:default|updated))?\s*$")
 _VOCABULARY = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")
-_MEMORY = {  # bytes of the unit of each form: Megatron-LM counts in 2^20, Megatron-Bridge in 10^9
+_MEMORY = {  # {form: bytes per unit}: Megatron-LM counts in 2^20, Megatron-Bridge in 10^9
     r"memory \(MB\) \|.*?max allocated:": 2**20,
     r"mem-max-allocated-gigabytes:": 1e9,
 }
 _UNSAID = ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json")
-# sizes that a log and the model of its rows may have both
+# sizes that are compared between a log and the model of its rows
 _COMPARED = (
     *("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "gated_mlp", "biases"),
     *("learned_positions", "tied_embeddings", "mtp_layers", "moe", "mla"),
 )
-# columns that a row has of its own: attribute of the model, and arguments, any of which says it
+# {column of a row: (attribute of the model, arguments of Megatron that set it)}
 _OF_RUN = {
     "sequence": ("sequence", ("seq_length",)),
     "gradient_bytes": ("accumulated_bytes", ("accumulate_allreduce_grads_in_fp32",)),
@@ -50,11 +50,11 @@ _OF_RUN = {
 class MegatronLog(NamedTuple):
     """Contents of a log."""
 
-    path: Path  # of the log, for errors
-    arguments: Mapping[str, str]  # texts by name
-    times: Sequence[TimedLine]  # of iterations
-    vocabulary: int  # padded; 0 if the log does not say it
-    memory_bytes: float  # most that a rank allocated, NaN if the log does not say it [B]
+    path: Path  # path of the log, for error messages
+    arguments: Mapping[str, str]  # {name: text}
+    times: Sequence[TimedLine]  # times of iterations
+    vocabulary: int  # padded size; 0 if the log does not say it
+    memory_bytes: float  # peak that a rank allocated, NaN if the log does not say it [B]
     skipped: int = 0  # iterations of earlier runs
 
     @classmethod
@@ -108,7 +108,7 @@ class MegatronLog(NamedTuple):
             "biases": self.arguments.get("add_bias_linear", "True") == "True",
             "learned_positions": self._has_positions,
             "tied_embeddings": not self.is_on("untie_embeddings_and_output_weights"),
-            "dropout": any(  # 0.1 as Megatron has it if left out
+            "dropout": any(  # Megatron's default is 0.1
                 float(self.text(f"{name}_dropout") or 0.1) for name in ("attention", "hidden")
             ),
             "flash_attention": self._has_flash,
@@ -144,8 +144,8 @@ class MegatronLog(NamedTuple):
 
     def differences(self, model: Model) -> tuple[dict[str, Any], list[str]]:
         """Compare the log's model with the model that its rows name."""
-        # The result is columns of a row that set the log's values, such as its sequence length, and
-        # notes on sizes that differ although no column can set them.
+        # Return (columns, notes): columns by which a row takes the log's values, such as its
+        # sequence length, and notes on sizes that differ but that no column can set.
         try:
             trained = read_model({"name": model.name, **self.model()}, str(self.path))
         except ValueError as error:  # rows need no sizes of the log
@@ -311,7 +311,7 @@ class MegatronLog(NamedTuple):
         """Return the recomputation as text: none, selective, full, block:N or names of parts."""
         kind, method = self.text("recompute_granularity"), self.text("recompute_method")
         count_argument = "recompute_num_layers"
-        if not kind and self.is_on("checkpoint_activations"):  # until 2021, and of DeepSpeed
+        if not kind and self.is_on("checkpoint_activations"):  # until 2021, and in DeepSpeed
             kind, method, count_argument = "full", "uniform", "checkpoint_num_layers"
         elif not kind and method and "activations_checkpoint_method" in self.arguments:
             kind = "full"
@@ -322,7 +322,7 @@ class MegatronLog(NamedTuple):
         modules = self.text("recompute_modules")
         if kind != "selective" or not modules:
             return kind
-        # a list of Python, as in ['core_attn', 'mlp'], or names between blanks
+        # a Python list, as in ['core_attn', 'mlp'], or names separated by blanks
         try:
             names = ast.literal_eval(modules)
         except (ValueError, SyntaxError):
@@ -347,7 +347,7 @@ class MegatronLog(NamedTuple):
 
     @property
     def _has_flash(self) -> bool:
-        """Return whether attention is a single fused kernel: by argument, or Transformer Engine."""
+        """Return whether attention is one fused kernel, by argument or by Transformer Engine."""
         backend = self.text("attention_backend")
         unfused = "unfused" in backend or "local" in backend
         engine = self.text("transformer_impl") == "transformer_engine"
@@ -404,7 +404,7 @@ class MegatronLog(NamedTuple):
 
 
 def read_log(path: str | Path) -> MegatronLog | TrainerLog:
-    """Read a Megatron log, of several runs the last; without arguments, a log of iterations."""
+    """Read the last run of a Megatron log; if it lists no arguments, read only iterations."""
     arguments: dict[str, str] = {}
     times: list[TimedLine] = []
     vocabulary, memory, may_have_arguments, skipped = 0, 0.0, True, 0

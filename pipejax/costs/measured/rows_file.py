@@ -35,10 +35,10 @@ from pipejax.costs.model.workload_fields import parse_recompute
 
 # defaults of rows below 16 bits: such runs have fused attention and no dropout
 NARROW = {"flash_attention": True, "dropout": False}
-GPT = "gpt-22b"  # rows that name no model are of this kind, in sizes of their own
+GPT = "gpt-22b"  # a row without a model is this model, with the sizes of the row
 GPT_VOCABULARY = 51200  # as Megatron pads it
 NO_STACK = "kernels run at the system's rates, and no communication overlaps with compute"
-NEEDED_SIZES = ("layers", "hidden", "heads", "sequence")  # where no model is named
+NEEDED_SIZES = ("layers", "hidden", "heads", "sequence")  # of a row without a model
 TEXTS = ("system", "group", "release", "source")
 _SOFTWARE = {field.name: field.default for field in dataclasses.fields(Workload)}
 
@@ -46,28 +46,28 @@ _SOFTWARE = {field.name: field.default for field in dataclasses.fields(Workload)
 def read_rows(path: str | Path, stack: str | Path | None = None) -> MeasuredRows:
     r"""Read measured runs from a CSV file.
 
-    A row names a model, or says its sizes and is then a GPT; next to a named model, sizes change
-    those of the model. A missing cell takes a default, which a warning lists. A row with an `op`
-    is of a profile: its seconds are those of F, B, I or W of one microbatch on a `stage`.
+    A row names a model, or gives the sizes of a GPT. If a row has both, its sizes replace those of
+    the model. A missing cell takes a default, which a warning lists. A row with an `op` comes from
+    a profile: its seconds are the time of F, B, I or W for one microbatch on a `stage`.
 
     Args:
       path: the file; its columns are `COLUMNS`, in any order.
-      stack: name or file of the software that all rows ran on; the one that each row names if
-        None. Its settings of exchanges hold where a row has no cell for them.
+      stack: name or file of the software stack of all rows; if None, each row names its stack. The
+        stack's settings of exchanges apply if a row has no cell for them.
 
     Returns:
       The rows.
 
     Raises:
-      ValueError: if the file has a column that is unknown, or a cell or a row that cannot be; the
-        message names the row, the column, the value and what is allowed.
+      ValueError: if a column is unknown, or a cell or a row is wrong; the message names the row,
+        the column, the value and what is allowed.
       OSError: if the file cannot be read.
 
     Example:
       >>> import pathlib, tempfile, warnings
       >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.csv"
       >>> _ = path.write_text("model,tensor,pipeline,global_batch,seconds\ngpt-22b,8,2,4,0.6")
-      >>> with warnings.catch_warnings(action="ignore"):  # of what is not given
+      >>> with warnings.catch_warnings(action="ignore"):  # warnings about defaults
       ...     rows = read_rows(path)
       >>> rows.microbatches, rows.accelerators, rows.seconds
       (array([4]), array([16]), array([0.6]))
@@ -81,9 +81,8 @@ def read_rows(path: str | Path, stack: str | Path | None = None) -> MeasuredRows
 
 
 def read_predictions(path: str | Path, count: int) -> dict[str, NumpyArray]:
-    """Read a simulator's CSV of predictions; return `seconds` and `memory_bytes` (count)."""
-    # The column `row` has the number of the measured row, from 1. Rows without a prediction are
-    # NaN.
+    """Read a simulator's CSV of predictions; return {"seconds" or "memory_bytes": (count)}."""
+    # The column `row` has the number of the measured row, from 1. No prediction is NaN.
     fields = {"row": FileField(whole(1, count)), **MEASURED}
     predictions = read_cells(Path(path), fields, lambda _, cells: with_defaults(fields, cells))
     columns = {name: np.full(count, np.nan) for name in MEASURED}
@@ -107,7 +106,7 @@ class RowReader:
         self.stack = "" if stack is None else str(stack)
         self.stacks: dict[str, Stack] = {"": AS_THE_SYSTEM}
         self.defaults: dict[str, object] = {}
-        self.without_stack: list[int] = []  # numbers of rows
+        self.without_stack: list[int] = []  # numbers of rows that name no stack
 
     def say_defaults(self) -> None:
         """Warn about rows without a software stack, and about the defaults of missing cells."""
@@ -201,11 +200,11 @@ class RowReader:
         """Return workload fields that depend on software: from the row, its stack, or defaults."""
         values = defaults | cells
         if "overlap" not in values:
-            self.defaults["overlap"] = 0  # no warning names others: a feature is just not used
+            self.defaults["overlap"] = 0  # other features are off by default, without a warning
         return {name: values.get(name, _SOFTWARE[name]) for name in OF_WORKLOAD}
 
     def _model(self, cells: dict[str, Any]) -> tuple[int, Model]:
-        """Return index and model of a row; rows that name the same model and sizes share one."""
+        """Return (index, model) of a row; rows with the same name and sizes share a model."""
         if cells.get("precision", PRECISIONS[0]) != PRECISIONS[0]:  # below 16 bits
             cells = {**NARROW, **cells}
         key = tuple(cells.get(name) for name in ("model", *SIZES))
