@@ -23,12 +23,7 @@ from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.files import provenance
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
-from pipejax.costs.model.launchers import (
-    default_overlap,
-    launcher_defaults,
-    machine_launches,
-    merge_fields,
-)
+from pipejax.costs.model.launchers import launcher_defaults, machine_launches, merge_fields
 from pipejax.costs.model.stack import Stack
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.planning import plans, similar_table
@@ -189,10 +184,10 @@ def _workload(point: Values, systems: System) -> Workload:
     model, _, defaults = launcher_defaults(
         point.get("launcher"), point["model"], systems, point["stack"], point["workers"]
     )
-    fields = merge_fields(defaults, {name: point[name] for name in WORKLOAD if name in point})
+    fields = {name: point[name] for name in WORKLOAD if name in point}
     return Workload(
         model,
-        **default_overlap(point.get("launcher"), fields.get("zero", 0)) | fields,
+        **merge_fields(defaults, fields, point.get("launcher")),
         weight_share=dict(point["schedule"].options).get("weight_share"),
         stragglers=parse_stragglers(point["stragglers"], "stragglers"),
         worker_places=parse_places(point["worker_places"], "worker_places"),

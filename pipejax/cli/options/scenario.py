@@ -392,7 +392,7 @@ def _parse_model(
         fields["weight_share"] = run.weight_share
     if run.recompute_again:
         fields["recompute_again"] = True
-    from pipejax.costs.model.launchers import default_overlap, launcher_defaults, merge_fields
+    from pipejax.costs.model.launchers import launcher_defaults, merge_fields
     from pipejax.costs.stage.stage_costs import check_machine
 
     bare, loaded = pj.load_system(run.system), load_with(run.model, run.sequence)
@@ -400,8 +400,7 @@ def _parse_model(
     model, software, defaults = launcher_defaults(run.launcher, loaded, bare, run.stack, workers)
     machine = software.on(bare)
     chosen = {name for name, value in fields.items() if value not in (None, 0, False)}
-    fields = merge_fields(defaults, fields)
-    fields = default_overlap(run.launcher, fields.get("zero", 0)) | fields
+    fields = merge_fields(defaults, fields, run.launcher)
     for name, degrees in NEEDED_DEGREES.items():
         if name in chosen and all(fields.get(degree, 1) == 1 for degree in degrees):
             needs = " or ".join(map(flag, degrees))

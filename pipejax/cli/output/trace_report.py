@@ -128,7 +128,7 @@ def trace_view(
         yield from effects_view(advice)
     elif len(rows) > len(advised):
         yield plain(f"fix: {rows[0]['what']} (saves {seconds(rows[0]['saves'])})")
-        if rows[0]["command"] in step_commands.values():
+        if finding is not None and rows[0]["command"] in step_commands.values():
             yield plain(f"the op that was late in step {finding.name}: {rows[0]['command']}")
     lead = "or instead: " if len(named) < len(rows) else ""
     yield from _equal_causes(analysis)

@@ -767,13 +767,16 @@ def launcher_defaults(
     return software.model(model), software, fields_for(model, defaults)
 
 
-def default_overlap(name: str | None, zero: int) -> dict[str, float]:
+def default_overlap(name: str | None, zero: int) -> dict[str, Any]:
     """Return the field `overlap` that a launcher sets by default with a ZeRO; {} if it does not."""
     has_overlap = bool(name) and zero >= find_launcher(str(name)).overlap_from_zero
     return {"overlap": 1.0} if has_overlap else {}
 
 
-def merge_fields(defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+def merge_fields(
+    defaults: Mapping[str, Any], fields: Mapping[str, Any], launcher: str | None = None
+) -> dict[str, Any]:
     """Merge fields into defaults; a pipeline layout resets embedding_units and loss_units."""
     units = {"embedding_units": 0, "loss_units": 0} if fields.get("pipeline_layout") else {}
-    return {**defaults, **units, **fields}
+    merged = {**defaults, **units, **fields}
+    return default_overlap(launcher, merged.get("zero", 0)) | merged

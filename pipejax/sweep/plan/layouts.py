@@ -293,7 +293,7 @@ def layout_workload(request: PlanRequest, layouts: Layouts, place: int) -> Workl
         zero=layout["zero"],
         embedding_units=layout["embedding_units"],
         loss_units=layout["loss_units"],
-        **default_overlap(request.launcher, layout["zero"]) | request.shared,
+        **{**default_overlap(request.launcher, layout["zero"]), **request.shared},
     )
 
 
