@@ -1,7 +1,7 @@
 """Schedules whose order is planned from the times of a run.
 
-Planned times are in units of the mean F, rounded to a millionth: costs that differ only in scale
-or by rounding give one plan.
+Planned times are in units of the mean F, rounded to a millionth. So costs that differ only in scale
+or by rounding get the same plan.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +15,9 @@ from pipejax.schedules import naming
 from pipejax.schedules.builders.published import Builder
 from pipejax.schedules.table.table import ScheduleTable
 
-TOLERANCE = 1e-6  # of the mean forward, to which times of a plan are rounded
-MIN_SLOT = 100  # tolerances: shortest slot, so that sums of floats stay distinct
-LETTERS = "FBIW"  # of ops in slots
+TOLERANCE = 1e-6  # share of the mean forward to which times of a plan are rounded
+MIN_SLOT = 100  # shortest slot, in tolerances, so that sums of floats stay distinct
+LETTERS = "FBIW"  # phases of ops whose times are slots
 BY_STAGE = ("offload", "load")  # builders take these stage by stage
 Options = Mapping[str, Any]
 
@@ -51,33 +51,33 @@ def is_planned(builder: Builder, options: Options) -> bool:
 def plans(
     builder: Builder, options: Options, costs: Mapping[str, Any]
 ) -> Iterator[tuple[Int[NumpyArray, " rows"], dict[str, Any]]]:
-    """Group configurations of a batch of costs that get the same plan, an order of ops."""
-    # Configurations with equal mean times, in units of the mean F, get one plan: F 1 B 2 and F 2 B
-    # 4. The first axis of all costs is the batch; `options` precede times from costs. A group is
-    # the indices of its configurations, and the builder's arguments for them.
+    """Group a batch of costs by plan, an order of ops; yield (indices, builder arguments)."""
+    # The first axis of all costs is the batch of configurations. Configurations with equal mean
+    # times, in units of the mean F, get the same plan: F 1 B 2 and F 2 B 4. `options` override
+    # times from costs.
     batch_size = max(len(leaf) for leaf in costs.values())
 
-    def mean(name: str) -> Float[NumpyArray, "batch columns"]:
+    def mean(name: str) -> Float[NumpyArray, "batch entries"]:
         """Return a cost's mean over stages; for offload and load, the cost of each stage."""
         leaf = np.asarray(costs.get(name, np.zeros(1)), float)
         if not leaf.size:
             return np.zeros((batch_size, 1))
-        columns = leaf.shape[1] if name in BY_STAGE and leaf.ndim > 1 else 1
-        means = leaf.reshape(len(leaf), columns, -1).mean(axis=2)
-        return np.broadcast_to(means, (batch_size, columns))
+        entries = leaf.shape[1] if name in BY_STAGE and leaf.ndim > 1 else 1
+        means = leaf.reshape(len(leaf), entries, -1).mean(axis=2)
+        return np.broadcast_to(means, (batch_size, entries))
 
     times = {letter: mean(PHASE_FIELDS[letter]) for letter in LETTERS}
     times["transfer"] = mean("latency") + mean("transmit")
     times |= {name: mean(name) for name in BY_STAGE}
-    # all times beside each other: (batch, columns); F, B, I, W come first, a column each
+    # (batch, times): F, B, I and W first, then transfer, offload and load
     rounded = _in_forwards(np.hstack([*times.values()]))
-    ends = np.cumsum([time.shape[1] for time in times.values()])  # of each time's columns
+    ends = np.cumsum([time.shape[1] for time in times.values()])  # end of each time's entries
     distinct_rows, row_indices = np.unique(rounded, axis=0, return_inverse=True)
     for index, row in enumerate(distinct_rows):
         plan_times: dict[str, Any] = {}
-        for name, columns in zip(times, np.split(row, ends[:-1]), strict=True):
+        for name, entries in zip(times, np.split(row, ends[:-1]), strict=True):
             is_per_stage = name in BY_STAGE and np.ndim(costs.get(name, 0.0)) > 1
-            plan_times[name] = columns.tolist() if is_per_stage else columns.item()
+            plan_times[name] = entries.tolist() if is_per_stage else entries.item()
         plan_times["slots"] = {letter: plan_times[letter] for letter in LETTERS}
         arguments = {
             name: plan_times[name] for name in ("slots", *builder.options) if name in plan_times
@@ -96,7 +96,7 @@ def _in_forwards(times: Float[NumpyArray, "batch times"]) -> Float[NumpyArray, "
 
 
 def similar_table(builder: Builder, size: Options, options: Options) -> ScheduleTable:
-    """Build a 1F1B table with as many stages per worker, since those decide the costs."""
+    """Build a 1F1B table with as many stages per worker, whose costs are those of the builder's."""
     stages_per_worker = options.get("stages_per_worker", builder.stages_per_worker)
     if stages_per_worker == 1:
         return naming.build("1f1b", **size)

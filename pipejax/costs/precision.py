@@ -1,8 +1,8 @@
 """Floating-point types of results, and checks that times and results are finite.
 
-float32 loses what a person reads: after 20,000 additions the fourth digit may be wrong. So numbers
-are solved in float64 whatever JAX's default, and come back as NumPy's, which no later operation of
-JAX cuts unasked. A batch of float32 arrays stays in float32; in a trace JAX's own rules hold.
+float32 has too few digits: after 20,000 additions the fourth digit may be wrong. So results are
+computed in float64, whatever JAX's default type is. Results are NumPy arrays, which JAX does not
+round unasked. A batch of float32 arrays stays in float32. In a trace, JAX's type rules hold.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ def _kind(value: Any) -> Any:
 
 @functools.lru_cache
 def _number_type(kinds: frozenset[Any]) -> np.dtype:
-    # among arrays of numbers JAX lets floats decide, also the smaller ones that NumPy does not know
+    # as in JAX, floats decide the type, also floats such as bfloat16 that NumPy does not know
     floats = [kind for kind in kinds if isinstance(kind, np.dtype) and kind.kind not in "iub"]
     is_small = floats and all(kind.itemsize <= np.float32().itemsize for kind in floats)
     return np.dtype(np.float32 if is_small else np.float64)
@@ -210,27 +210,28 @@ def checked_seconds(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must be finite and at least 0{unit}, got {wrong}")
     if is_array(numbers):
         return numbers
-    # the caller may change its array later; the flag of a result of `broadcast_arrays` would warn
+    # Copy, because the caller may change its array later. The view tells whether it is read-only:
+    # the flag of a result of `broadcast_arrays` would warn.
     if numbers.ndim and not memoryview(numbers).readonly:
         numbers = numbers.copy()
         numbers.flags.writeable = False
-    is_scalar = numbers.ndim == 0 and not hasattr(value, "dtype")  # NumPy's keep their type
+    is_scalar = numbers.ndim == 0 and not hasattr(value, "dtype")  # NumPy scalars keep their type
     return float(numbers) if is_scalar else numbers[()]
 
 
 def _as_float(numbers: Any) -> Any:
     """Convert integers and long doubles to float64, and 16-bit floats to float32."""
-    if numbers.dtype.kind not in "iu":  # float16 and bfloat16 have too few digits, or long doubles
+    if numbers.dtype.kind not in "iu":  # 16-bit floats or long doubles
         return numbers.astype(np.float32 if numbers.dtype.itemsize < 4 else np.float64)
     if is_array(numbers) and not is_traced(numbers) and numbers.is_fully_addressable:
-        numbers = np.asarray(numbers)  # JAX's default has no float64 to hold them
+        numbers = np.asarray(numbers)  # by default JAX has no float64 to hold them
     return numbers.astype(float)
 
 
 def _as_array(value: Any) -> Any:
     """Convert a value to an array; None if it is masked, ragged or holds booleans in a list."""
     if is_array(value):
-        return value if isinstance(value.dtype, np.dtype) else None  # random keys have their own
+        return value if isinstance(value.dtype, np.dtype) else None  # random keys are no numbers
     if is_masked(value):
         return None
     try:

@@ -1,7 +1,7 @@
 """Scaling of costs by rules such as "transmit*2", for slow workers and long microbatches.
 
 A rule scales one field, or a group of fields, everywhere or at one stage, worker, microbatch or
-stage boundary. The results are leaves of `Costs`, with one more axis if the place needs it.
+stage boundary. A scaled cost gets a further axis if the rule needs one.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ from pipejax.costs.precision import is_traced
 from pipejax.schedules.cells.ops import COMPUTING, COPY, KINDS, MICROBATCH, STAGE, STEP_END, WORKER
 from pipejax.schedules.table.table import ScheduleTable
 
-# computing ops of a microbatch, and fused pairs of two
+# fields of computing ops of a microbatch, and of fused pairs
 _COMPUTED = (
     kind.time for kind in KINDS.values() if (kind.lane, kind.scope) == (COMPUTING, MICROBATCH)
 )
@@ -47,9 +47,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "compute": (*filter(None, _COMPUTED), "pair"),
     "message": MESSAGE_FIELDS,
 }
-# of a microbatch, and longer for a longer one
+# fields that grow with the length of a microbatch
 GROWING = tuple(x for x in FIELDS if x not in (*OF_STAGES, *DIMENSIONLESS, "latency"))
-ON_WORKERS = (*GROUPS["compute"], "update")  # what a slow worker takes longer for
+ON_WORKERS = (*GROUPS["compute"], "update")  # fields that grow on a slow worker
 PLACES = ("stage", "worker", "microbatch", "boundary")
 _WORD = {**PHASE_FIELDS, **{field: field for field in FIELDS if field not in DIMENSIONLESS}}
 Stragglers = Mapping[int, Any] | Float[NumpyArray, " workers"] | Float[Array, " workers"]
@@ -58,13 +58,13 @@ _RULE = re.compile(r"\s*([A-Za-z_]+)\s*(?:@\s*([A-Za-z]+)\s*(\d{1,9}))?\s*\*\s*(
 
 
 class ScaledFields(NamedTuple):
-    """Cost fields that are scaled together, by group; custom kinds of ops of a table included."""
+    """Groups of cost fields that are scaled together, with a table's custom kinds of ops."""
 
-    words: Mapping[str, tuple[str, ...]]  # fields by letter, field or group
-    growing: tuple[str, ...]  # of a microbatch, and longer for a longer one
-    on_workers: tuple[str, ...]  # what a slow worker takes longer for
-    per_worker: frozenset[str]  # of workers, and of no stage: places of them are workers
-    per_stage: frozenset[str]  # of no microbatch
+    words: Mapping[str, tuple[str, ...]]  # {letter, field or group: fields}
+    growing: tuple[str, ...]  # fields that grow with the length of a microbatch
+    on_workers: tuple[str, ...]  # fields that grow on a slow worker
+    per_worker: frozenset[str]  # fields with an entry per worker, not per stage
+    per_stage: frozenset[str]  # fields without an axis of microbatches
 
     @classmethod
     def from_table(cls, table: ScheduleTable) -> "ScaledFields":
@@ -87,11 +87,11 @@ class ScaledFields(NamedTuple):
 class ScalingRule(NamedTuple):
     """A scaling rule such as compute@stage2*0.5: the fields, the place and the factor."""
 
-    what: str  # as it was written: a field, its letter or a group
-    fields: tuple[str, ...]  # fields of `Costs` that it scales
+    what: str  # name in the rule: a field, its letter or a group
+    fields: tuple[str, ...]  # fields of `Costs` that the rule scales
     place: str  # one of `PLACES`, or "" for everywhere
-    number: int  # of the stage, worker, microbatch or boundary
-    factor: float  # what times are multiplied with
+    number: int  # number of the stage, worker, microbatch or boundary
+    factor: float  # factor on the times
 
 
 def scaled_costs(
@@ -102,17 +102,17 @@ def scaled_costs(
     workers: Stragglers | None = None,
     microbatches: Scale | None = None,
 ) -> Costs:
-    """Scale costs: for microbatches that differ in length, for slow workers, and by rules.
+    """Scale costs for microbatches of different lengths, for slow workers, and by rules.
 
-    Microbatches: every time but latencies, all-reduces, updates and sharding is multiplied with the
-    factor of its microbatch.
+    Microbatches: the factor of a microbatch multiplies all its times except latencies,
+    all-reduces, updates and sharding.
 
-    Workers: every op that runs on a slow worker takes its factor times as long. That is F, B, I, W,
-    R, fused pairs and U, wherever they run: where pipes place a stage on several workers, each copy
-    has the factor of its own worker. Messages, all-reduces and what goes over host links keep their
-    times. Order microbatches before.
+    Workers: the factor of a slow worker multiplies the times of all ops that run on it: F, B, I,
+    W, R, fused pairs and U. If pipes place a stage on several workers, each copy has the factor of
+    its own worker. Messages, all-reduces and host transfers keep their times. Put microbatches in
+    order before.
 
-    Rules: a slow link, a hot accelerator, a long microbatch. A rule is `WHAT*FACTOR` or
+    Rules describe a slow link, a hot accelerator, a long microbatch. A rule is `WHAT*FACTOR` or
     `WHAT@PLACE*FACTOR`; several are separated by commas and multiply. WHAT is a letter (F, B, I, W,
     R, A, U, O, L), a field of `Costs`, `compute` (F, B, I, W, R and fused pairs) or `message`
     (latency and transmit). PLACE is a stage, worker or microbatch with its number, as `worker3`;
@@ -121,23 +121,23 @@ def scaled_costs(
 
     Args:
       costs: unbatched costs [s].
-      table: the schedule that they are for: says which worker holds which stage.
-      rules: text, as "transmit*2, compute@worker3*1.3"; none if None.
-      workers: factor of each slow worker, as {3: 1.2}, or (workers) those of all; JAX may trace
-        them.
-      microbatches: (microbatches) factors of at least 0: tokens over those that `costs` are for;
-        JAX may trace them.
+      table: the schedule; it tells which worker holds which stage.
+      rules: text such as "transmit*2, compute@worker3*1.3"; None for no rules.
+      workers: {slow worker: factor}, as {3: 1.2}, or an array (workers) of all factors; JAX may
+        trace the factors.
+      microbatches: (microbatches) factors of at least 0: tokens of each microbatch over the tokens
+        for which `costs` hold; JAX may trace the factors.
 
     Returns:
-      Costs, with an axis of stages or of stages and microbatches where something asks for it; of
-      microbatches (stages or 1, microbatches), and of messages (directions, pipes, boundaries,
-      microbatches).
+      Costs. Scaled op times are (stages) or (stages or 1, microbatches) if the factors differ
+      there. Scaled message times are (directions, pipes, boundaries), then with an axis of
+      microbatches if the factors differ by microbatch.
 
     Raises:
-      ValueError: if a rule is not of that form, its place does not exist or does not go with what
-        it scales, or it scales what the table does not have; if a worker does not exist; if a
-        factor is negative or not finite, or 0 for a worker; if microbatches differ and a fused
-        pair, which holds two of them, has a cost of its own.
+      ValueError: if a rule has another form, its place does not exist or does not fit its field,
+        or it scales what the table does not have; if a worker does not exist; if a factor is
+        negative or not finite, or 0 for a worker; if microbatches differ and a fused pair, which
+        holds two of them, has a cost of its own.
 
     Example:
       >>> import pipejax as pj
@@ -314,7 +314,7 @@ def _check_rule(
     if vars(costs).get(field) is None:
         raise ValueError(f"{rule.what} has no time that could be scaled")
     used_fields = {phase.kind.time for phase in (*STEP_END, *table.used_phases)}
-    # costs of no phase belong to the run
+    # a field without a phase, such as latency, applies to any table
     if field not in used_fields and field in {phase.kind.time for phase in table.grammar.timed}:
         raise ValueError(f"{rule.what} is in no cell of the table: nothing to scale")
 
@@ -373,20 +373,20 @@ def _multiply(value: Any, factors: Float[NumpyArray, "..."], field: str) -> Any:
 
 
 def restaged_costs(costs: Costs, stages: int, table: ScheduleTable) -> Costs:
-    """Convert costs that were measured for a number of stages to the stages of a table.
+    """Convert costs that were measured on a number of stages to the stages of a table.
 
-    Every measured stage counts as an equal share of the model, and its time as spread evenly over
-    it: a new stage takes the time of its part of the model. Messages between two workers take as
-    long as before, where measured stages are on workers 0, 1, .. and round; the longest of several
-    counts. Messages between workers that had none take as long as the longest of all.
+    Every measured stage counts as an equal share of the model, with its time spread evenly. A new
+    stage takes the time of its share of the model. Measured stages count as on workers 0, 1, ..,
+    then 0 again. Messages between two workers keep their time, the longest if there are several.
+    Messages between workers that had none take the longest time of all.
 
     Args:
-      costs: unbatched costs [s] for so many stages; one number is the time of each of them.
-      stages: how many stages they are of.
-      table: the schedule that is to be priced.
+      costs: unbatched costs [s] of the measured stages; a single number holds for every stage.
+      stages: number of measured stages.
+      table: the schedule to price.
 
     Returns:
-      Costs of the table's stages: the same where it has as many.
+      Costs of the table's stages; unchanged if the number of stages is the same.
 
     Raises:
       ValueError: if costs have another number of stages, or messages differ between pipes.

@@ -24,13 +24,13 @@ HALVED = "input gradient (I) and weight gradient (W) each take half of the backw
 @short_repr
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class CostSource:
-    """Costs of any table."""
+    """Base class of cost sources, which return the costs of any table."""
 
     stages: int | None = None  # number of measured stages; default: as many as the table has
     places: Places = ()  # place of each worker on a machine of nodes; in order if empty
-    workload: Workload | None = None  # of a model
+    workload: Workload | None = None  # model and parallelism, if the source is a model
     system: System | None = None  # machine of the model
-    stack: str = ""  # software of the machine; empty for the one that its file takes for granted
+    stack: str = ""  # software stack; empty for the software that the system's file assumes
     lengths: Sequence[Any] | None = None  # tokens of each microbatch of the model
 
     @property
@@ -63,7 +63,7 @@ class CostSource:
         return dataclasses.replace(self, stages=count)
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
-        """Return a table's costs for each link level, as if all messages used its links."""
+        """Return a table's costs once per link level, with all messages on links of that level."""
         raise NotImplementedError
 
     def halves_backward(self, table: ScheduleTable) -> bool:
@@ -86,7 +86,7 @@ class MeasuredCosts(CostSource):
         return [restaged_costs(self.costs, self.stages or table.num_stages, table)]
 
     def halves_backward(self, table: ScheduleTable) -> bool:
-        """Return whether I and W may be half of B, as `Costs` fills them in."""
+        """Return whether the table needs I and W, and both are equal, as if filled in from B."""
         halves = (np.asarray(self.costs.input_grad), np.asarray(self.costs.weight_grad))
         return Phase.I in table.used_phases and np.array_equal(*halves)
 
@@ -97,8 +97,8 @@ class GivenTimes(CostSource):
 
     times: Mapping[str, float]
     messages: tuple[Mapping[str, float], ...] = ({},)
-    per_worker: bool = False  # whether a microbatch takes so long on a worker, not on a stage
-    nodes: Places = ()  # places of a node, of a rack of nodes, and so on
+    per_worker: bool = False  # whether times are those of a worker, not of a stage
+    nodes: Places = ()  # number of workers per node, per rack of nodes, and so on
 
     @property
     def sizes(self) -> Places:
@@ -111,8 +111,8 @@ class GivenTimes(CostSource):
         return not self.per_worker
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
-        """Return a table's costs for each link level."""
-        # gathers and reductions on a lane of their own overlap with compute, so they need a time
+        """Return a table's costs once per link level."""
+        # gathers and reductions that run on their own lane, beside compute, need a time
         used = [phase for phase in table.grammar.lane_sharding if phase in table.used_phases]
         missing = [f"{phase.name}=.." for phase in used if phase.kind.time not in self.times]
         argument = "worker_times" if self.per_worker else "stage_times"
@@ -169,7 +169,7 @@ class CostsFile(CostSource):
         return read_sizes(self.path)
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
-        """Read a table's costs for each link level."""
+        """Read a table's costs once per link level."""
         return read_levels(self.path, table, self.stages)
 
     def halves_backward(self, table: ScheduleTable) -> bool:
@@ -186,7 +186,7 @@ class ModelCosts(CostSource):
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
         """Price a table; the list has one entry, because the system determines all links."""
-        from pipejax.costs.stage.stage_costs import stage_costs  # most runs start without it
+        from pipejax.costs.stage.stage_costs import stage_costs  # a late import, for fast starts
 
         if table.grammar.lane_sharding and self.workload.zero < 2:
             raise ArgumentError(
@@ -195,7 +195,7 @@ class ModelCosts(CostSource):
                 "gathers and reductions beside compute need split weights: give zero 3, or 2 for "
                 f"gradients alone, got {self.workload.zero}",
             )
-        # tables that agree in all that their costs depend on share them
+        # tables share costs if they agree in all properties on which costs depend
         dependencies = (
             *find_stages(self.workload, table, None),
             *(table.placement, is_recomputed(table).max(axis=1)),
@@ -216,7 +216,7 @@ class ModelCosts(CostSource):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SlotCosts(CostSource):
-    """Cost source: slots taken as seconds, of the table or the same units for all tables."""
+    """Cost source in which ops take their slots as seconds, or one unit for all tables."""
 
     in_units: bool = False
 

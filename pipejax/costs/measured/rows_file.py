@@ -217,7 +217,7 @@ class RowReader:
 
     def _new_model(self, cells: dict[str, Any]) -> Model:
         """Build a row's model: a named model with changed sizes, or a GPT of the row's sizes."""
-        # by field of the model, "layers", or of its experts, "moe.top_k"
+        # {field of the model, as "layers", or of its experts, as "moe.top_k": size of the row}
         sizes = {SIZES[name].target: cells[name] for name in SIZES if name in cells}
         changes: dict[str, Any] = {}
         if "model" in cells:
@@ -244,7 +244,7 @@ class RowReader:
 
 
 def _profiled_op(columns: dict[str, Any], cells: dict[str, Any]) -> dict[str, Any]:
-    """Return a row's op, stage and global batch; an op without a batch gets the smallest one."""
+    """Return the columns op, stage, global_batch; an op without a batch gets the smallest one."""
     op, stage = cells.get("op", STEP), cells.get("stage", 0)
     stages = columns["pipeline"] * columns["stages_per_worker"]
     whole_number(stage, "stage", minimum=0, maximum=stages - 1)
@@ -256,8 +256,8 @@ def _profiled_op(columns: dict[str, Any], cells: dict[str, Any]) -> dict[str, An
 
 def _experts(model: Model, sizes: Mapping[str, Any]) -> MixtureOfExperts | None:
     """Return the model's experts with a row's sizes; for a dense model, experts like its MLP."""
-    # `sizes` are by field of `Model`; those of experts begin with "moe.". A dense model stays dense
-    # without a number of experts.
+    # `sizes` is {field of `Model`: size}; fields of experts begin with "moe.". A dense model stays
+    # dense if the row has no number of experts.
     changes = {
         name.removeprefix("moe."): size for name, size in sizes.items() if name.startswith("moe.")
     }
@@ -269,7 +269,7 @@ def _experts(model: Model, sizes: Mapping[str, Any]) -> MixtureOfExperts | None:
 
 
 def file_beside(path: Path, name: str) -> str:
-    """Return a name or path; a JSON path that does not exist is taken from the folder of `path`."""
+    """Return the name; a JSON path that does not exist is moved to the folder of `path`."""
     is_elsewhere = name.endswith(".json") and not Path(name).exists()
     return str(path.parent / name) if is_elsewhere else name
 

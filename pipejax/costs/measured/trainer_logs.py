@@ -1,7 +1,7 @@
 """Training logs that lack the layout, as torchtitan, DeepSpeed, NeMo and MaxText write them.
 
-A line of an iteration says its seconds, or a rate from which they follow. The sizes that a log does
-not say are columns for the user to give, never a guess.
+A line of an iteration has its seconds, or a rate from which the seconds follow. Sizes that a log
+lacks are never guessed: the user gives them as columns.
 """
 
 import gzip
@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,14 +20,14 @@ from pipejax.costs.model.model import Model
 from pipejax.costs.system.system import read_named
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-# a number as any language writes it, with its unit; and the numbers that are read
+# a number with its unit, as any language writes it; then the numbers that the reader accepts
 _NUMBER = (
     r"\s*((?i:nan|inf)|\d+(?:[.,'\u2019_]\d+|[ \xa0\u202f]\d{3}\b)*\.?(?:[eE][+-]?\d+)?[^\W\d_]*)"
 )
 _READABLE = r"(nan|inf|(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d*)?(?:e[+-]?\d+)?)([KMB]?)"
 _FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
-UNSTEADY = 1.1  # ratio of step times that a mean should not hide
-MAX_BIAS = 0.02  # of a mean by single odd steps, relative to the median
+UNSTEADY = 1.1  # ratio of step times above which a note is due
+MAX_BIAS = 0.02  # largest shift of a mean by odd steps, relative to the median
 MIN_STEPS = 5  # least number of steps on each side of a lasting change
 _REQUIRED = ("tensor", "pipeline", "accelerators", "microbatch_size", "recompute")
 
@@ -35,14 +35,14 @@ _REQUIRED = ("tensor", "pipeline", "accelerators", "microbatch_size", "recompute
 class Trainer(NamedTuple):
     """Form in which a training program prints its iterations, to recognize and read them."""
 
-    name: str  # of the program
+    name: str  # name of the program
     marks: Mapping[str, str]  # text before the number of each quantity
-    formula: str  # how the seconds follow
-    facts: Mapping[str, str] = {}  # text before the number of a column, on lines of their own
-    note: str = ""  # what is not read, in words
+    formula: str  # text on how the seconds follow from a line
+    facts: Mapping[str, str] = {}  # {column: text before its number}, on lines without iterations
+    note: str = ""  # text on what the reader ignores
     steps_of_run: str = ""  # text before the number of steps of a run, for exact step times
     resumed_at: str = ""  # text before the number of steps that earlier runs did
-    digits: int = 0  # significant digits of its numbers; 0: all
+    digits: int = 0  # significant digits that the program prints; 0: all
 
     def read(self, line: str) -> dict[str, float]:
         """Read the named quantities of a log line; empty if it reports no iteration."""
@@ -62,11 +62,11 @@ class Trainer(NamedTuple):
         return float(number[1].replace(",", "")) * _FACTORS[number[2].upper()]
 
     def find_numbers(self, mark: str, text: str) -> set[float]:
-        """Return the numbers behind all marks in a text."""
+        """Return the numbers that follow a mark in a text."""
         return {self._read_number(number) for number in re.findall(mark + _NUMBER, text)}
 
     def num_steps(self, text: str) -> int:
-        """Return how many steps a run makes, without earlier ones; 0 if its log is not clear."""
+        """Return the number of steps of a run, without earlier runs; 0 if the log is not clear."""
         totals, earlier_steps = (
             self.find_numbers(mark, text) for mark in (self.steps_of_run, self.resumed_at)
         )
@@ -82,18 +82,18 @@ MEGATRON = TRAINERS[0]
 
 
 def read_log_lines(path: str | Path) -> list[str]:
-    """Read a log file, gzipped or not, as lines without colours, nor a last one that is cut."""
+    """Read the lines of a log, gzipped or not, without colours and without a cut last line."""
     content = read_file(Path(path))
     if content[:2] == b"\x1f\x8b":
         try:
             content = gzip.decompress(content)
         except (OSError, EOFError) as error:
             raise ValueError(f"{path}: it cannot be unpacked: {error}") from None
-    is_wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")  # as PowerShell redirects
+    is_wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")  # UTF-16, as PowerShell redirects
     text = _COLOUR.sub("", content.decode("utf-16" if is_wide else "utf-8", errors="replace"))
     *lines, last = text.splitlines() or [""]
     last_form = _form(last)
-    # "step 7 | ms: 61" is cut where other lines are of the form "step 0 | ms: 0.0 |"
+    # "step 7 | ms: 61" is cut if other lines have the form "step 0 | ms: 0.0 |"
     is_cut = text[-1:] not in ("\n", "\r") and any(
         form.startswith(last_form) and form != last_form for form in map(_form, lines)
     )
@@ -104,7 +104,7 @@ def read_log_lines(path: str | Path) -> list[str]:
 
 
 def _form(line: str) -> str:
-    """Return a line with 0 in the place of numbers and single blanks."""
+    """Return a line with 0 for each number and a blank for each gap."""
     return re.sub(r"\d+", "0", re.sub(r"\s+", " ", line))
 
 
@@ -131,8 +131,8 @@ def step_times(lines: Iterable[TimedLine]) -> list[list[float]]:
 
 def rows_by_batch(path: Path, lines: Iterable[TimedLine]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a row with the mean step time for each batch size, and notes on dropped lines."""
-    # A mean leaves out lines without a time, and the first step of each run, which warms up, if the
-    # run has further steps. A row has no spread of 0: clocks were too coarse for it.
+    # A mean leaves out lines without a time. It also leaves out the first step of each run, its
+    # warm-up, if the run has further steps. A spread of 0 only shows coarse clocks: no row has it.
     batches: dict[int, list[TimedLine]] = {}
     for line in lines:
         batches.setdefault(line.batch, []).append(line)
@@ -169,7 +169,7 @@ def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
     count, mean = len(seconds), statistics.fmean(seconds)
 
     def squares_explained(cut: int) -> float:
-        """Return the fall of the squared error, times `count`, by two means around a cut."""
+        """Return `count` times the squared error that a mean on each side of a cut removes."""
         difference = statistics.fmean(seconds[cut:]) - statistics.fmean(seconds[:cut])
         return cut * (count - cut) * difference**2
 
@@ -186,7 +186,7 @@ def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
     median = statistics.median(seconds)
     odd = [value for value in seconds if not median / UNSTEADY < value < median * UNSTEADY]
     is_biased = abs(mean - median) > MAX_BIAS * median
-    if odd and (2 * len(odd) > count or is_biased):  # more odd steps than usual ones, or a bias
+    if odd and (2 * len(odd) > count or is_biased):  # most steps are odd, or the mean is off
         extreme = max(odd, key=lambda value: abs(value - median))
         yield (
             f"{len(odd)} of {count} steps take {'up' if extreme > median else 'down'} to "
@@ -195,7 +195,7 @@ def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
         )
 
 
-def check_columns(path: Path, columns: Mapping[str, Any], cells: Mapping[str, str]) -> None:
+def check_columns(path: Path, columns: Collection[str], cells: Mapping[str, str]) -> None:
     """Refuse columns from the user that the log contains too."""
     if repeated := sorted({*cells} & {*columns}):
         raise ValueError(f"{path}: it says {repeated[0]} itself: leave it out of --columns")
@@ -204,11 +204,11 @@ def check_columns(path: Path, columns: Mapping[str, Any], cells: Mapping[str, st
 class TrainerLog(NamedTuple):
     """Log of iterations from a training program that does not print its arguments."""
 
-    path: Path  # of the log, for errors
+    path: Path  # path of the log, for error messages
     trainer: Trainer  # the program that wrote it
-    iterations: Sequence[Mapping[str, float]]  # quantities of each
-    facts: Mapping[str, str]  # columns that the log says on other lines
-    memory_bytes: float = math.nan  # most that a rank allocated, NaN if the log does not say it [B]
+    iterations: Sequence[Mapping[str, float]]  # {quantity: number} of each iteration
+    facts: Mapping[str, str]  # {column: text} from lines without iterations
+    memory_bytes: float = math.nan  # peak that a rank allocated, NaN if not in the log [B]
 
     @classmethod
     def read(cls, path: str | Path) -> "TrainerLog":
@@ -244,7 +244,7 @@ class TrainerLog(NamedTuple):
     def rows(
         self, model: str, trained: Model, columns: Mapping[str, str]
     ) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return a row of step times per batch size, with the user's columns, and notes."""
+        """Return (rows, notes): a row of step times per batch size, with the user's columns."""
         # The sequence length of the model `trained` turns tokens per second into sequences.
         names = {name for line in self.iterations for name in line}
         # a line that was cut lacks a number that the other lines have
@@ -252,8 +252,10 @@ class TrainerLog(NamedTuple):
         quantities = lines[-1].keys()
         has_batch = "batch" in quantities or {"seconds", "samples"} <= quantities
         memory = {} if math.isnan(self.memory_bytes) else {"memory_bytes": round(self.memory_bytes)}
-        timed = dict.fromkeys(("seconds", "n", "spread", "source", "global_batch")[: 4 + has_batch])
-        check_columns(self.path, {**self.facts, **timed, **memory}, columns)
+        log_columns = {*self.facts, *memory, "seconds", "n", "spread", "source"}
+        if has_batch:
+            log_columns.add("global_batch")
+        check_columns(self.path, log_columns, columns)
         columns = {**self.facts, **columns}
         self._check_complete(columns, _REQUIRED if has_batch else (*_REQUIRED, "global_batch"))
         rows, notes = rows_by_batch(self.path, self._timed_lines(lines, trained, columns))
@@ -294,7 +296,7 @@ class TrainerLog(NamedTuple):
         accelerators = read_cell(whole(), columns["accelerators"], "accelerators")
         sequence = read_cell(whole(), columns.get("sequence", str(model.sequence)), "sequence")
         run_batch = read_cell(whole(0), columns.get("global_batch", "0"), "global_batch")
-        if not run_batch and "samples" in lines[-1]:  # lines round it differently
+        if not run_batch and "samples" in lines[-1]:  # each line rounds the batch differently
             sizes = [line["seconds"] * line["samples"] for line in lines]
             finite_sizes = [size for size in sizes if math.isfinite(size)]  # NaN: 0 s at rate inf
             run_batch = round(statistics.median(finite_sizes or [0]))
@@ -308,7 +310,7 @@ class TrainerLog(NamedTuple):
             )
             if "seconds" in line:
                 seconds = line["seconds"]
-            elif line.get("steps"):  # per second
+            elif line.get("steps"):  # steps per second
                 seconds = 1 / line["steps"]
             else:
                 seconds = batch / sequences_per_second if sequences_per_second else 0.0

@@ -1,7 +1,7 @@
 """Tables of other programs' arguments and file keys, and of their effect in pipejax.
 
-A table is data (`costs/data/arguments`). An argument that is set is read, has no effect on time or
-memory, or is named with the value that is assumed instead.
+The tables are data in `costs/data/arguments`. Each argument that is set is either read, or has no
+effect on time and memory, or a note names it with the value that is assumed instead.
 """
 
 import functools
@@ -19,13 +19,13 @@ NOTHING = ("None", "False", "[]", "")  # texts of an argument that is not set
 class ArgumentTable(NamedTuple):
     """Table of a training program's arguments: which are read, ignored or without effect."""
 
-    read: Mapping[str, str]  # what an argument sets, by its name
-    names: Mapping[str, Sequence[str]]  # older names of an argument
-    # by unread argument: the assumption `as`, values that agree with it (`agrees`; "=name" is
-    # another argument's value), and an argument without which it has no effect (`with`)
+    read: Mapping[str, str]  # {argument: what it sets}
+    names: Mapping[str, Sequence[str]]  # {argument: its older names}
+    # {unread argument: records}: the assumption `as`, values that agree with it (`agrees`; "=name"
+    # is another argument's value), and an argument without which it has no effect (`with`)
     assumptions: Mapping[str, Sequence[Mapping[str, Any]]]
     without_effect: re.Pattern[str]  # pattern of the names that change neither time nor memory
-    sizes: Mapping[str, str]  # names of arguments or keys, by key of a model's file
+    sizes: Mapping[str, str]  # {key of a model's file: argument or key}
 
     def notes(self, values: Mapping[str, str], where: str) -> list[str]:
         """Return notes on ignored arguments and on unknown arguments; `values` is text by name."""

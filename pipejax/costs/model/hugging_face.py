@@ -1,7 +1,7 @@
 """Conversion of a Hugging Face config.json to the content of a model file.
 
-An architecture that is not here is refused by name, because a size that is guessed is wrong in
-silence. The class in `architectures` comes first, for such models may have a name of their own.
+Unknown architectures are refused, because nobody would notice a wrong guess of a size. The class
+in `architectures` comes first, because a model of a known class may have a new `model_type`.
 """
 
 import re
@@ -20,21 +20,21 @@ _DATA, _ = read_named("arguments", "hugging-face", "file")
 class Architecture(NamedTuple):
     """Keys and defaults that the config.json of an architecture uses."""
 
-    experts: str = ""  # key of the number of routed experts; empty where MLPs are plain
-    expert_hidden: str = "moe_intermediate_size"  # key of the width of one of them
+    experts: str = ""  # key of the number of routed experts; empty if MLPs are plain
+    expert_hidden: str = "moe_intermediate_size"  # key of the width of an expert
     equal_heads: bool = False  # default: keys and values have as many heads as queries
-    head_width: int | None = None  # default; None where heads share the hidden units
-    window: int | None = 0  # default; 0 for none, None where `use_sliding_window` decides
-    window_period: int = 1  # of so many layers all but the last have the window
+    head_width: int | None = None  # default; None for hidden size / heads
+    window: int | None = 0  # default; 0 for no window, None if `use_sliding_window` decides
+    window_period: int = 1  # the last of each so many layers has no window
     latent: bool = False  # whether attention is latent
     biases: str = ""  # "qkv", "all", or empty where keys of the file say it
-    qkv_alone: bool = False  # whether `attention_bias` leaves out the projection behind attention
+    qkv_alone: bool = False  # whether `attention_bias` leaves out the output projection
     qk_norms: bool = False  # whether queries and keys have a norm, whatever the file says
     tied: bool = False  # default: head and embedding share parameters
-    shared_experts: int = 0  # default: experts that all tokens meet
+    shared_experts: int = 0  # default: experts that process all tokens
     dense_layers: int = 0  # default: first layers without experts
     ffn_hidden: str = "intermediate_size"  # key of the width of a plain MLP
-    note: str = ""  # what is left out, in words
+    note: str = ""  # text on what is left out
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -60,8 +60,10 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
         "source": f"{Path(path).name} of Hugging Face, architecture {architecture}.",
         **{name: config.whole(key) for name, key in sizes.items()},
     }
-    stated = data.get("num_key_value_heads", None if kind.latent or kind.equal_heads else 0)
-    is_equal = kind.latent or stated is None
+    # `null` means as many heads as queries have, and so does a missing key in some architectures
+    is_equal = kind.latent or data.get("num_key_value_heads", 0) is None
+    if "num_key_value_heads" not in data:
+        is_equal = is_equal or kind.equal_heads
     content["kv_heads"] = content["heads"] if is_equal else config.whole("num_key_value_heads")
     biases = kind.biases == "all" or config.flag("mlp_bias")
     content |= {
@@ -79,7 +81,7 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     if qkv_biases and not biases and not (kind.qkv_alone or kind.biases == "qkv"):
         notes.append("attention_bias: the biases behind attention are left out")
     has_norms = config.flag("use_qk_norm", kind.qk_norms)
-    if has_norms and architecture != "llama4_text":  # whose norms have no parameters
+    if has_norms and architecture != "llama4_text":  # its norms have no parameters
         content["qk_norms"] = True
     content |= _heads(config, kind, content) | _window(config, kind, content)
     if kind.experts:
@@ -162,7 +164,7 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
         return {}
     if types is not None:
         windowed = types.count("sliding_attention")
-    elif "max_window_layers" in data:  # of Qwen: from this layer on
+    elif "max_window_layers" in data:  # Qwen: the layers from this one on have the window
         windowed = max(0, layers - config.whole("max_window_layers", minimum=0))
     else:
         older = config.whole("_sliding_window_pattern", default=kind.window_period)
@@ -174,7 +176,7 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
 
 def _experts(config: _Config, kind: Architecture) -> dict[str, int]:
     """Return the sizes of a mixture of experts as a model file holds them."""
-    # values of keys with which all layers but the first have experts
+    # values of keys with which all layers after the dense ones have experts
     for key, expected in _DATA["equal_layers"].items():
         value = config.data.get(key, expected)
         if value != expected:
@@ -187,7 +189,7 @@ def _experts(config: _Config, kind: Architecture) -> dict[str, int]:
         "top_k": config.whole("num_experts_per_tok"),
         "expert_hidden": config.whole(kind.expert_hidden),
     }
-    default = 0 if "n_shared_experts" in config.data else kind.shared_experts  # `null`: 0
+    default = 0 if "n_shared_experts" in config.data else kind.shared_experts  # `null` means 0
     shared = config.whole("n_shared_experts", 0, default)
     if "shared_expert_intermediate_size" in config.data:
         width = config.whole("shared_expert_intermediate_size", minimum=0)

@@ -1,7 +1,7 @@
-"""Launchers of training, such as Megatron-LM: the options that make them run a layout.
+"""Training launchers, such as Megatron-LM, and the options with which they run a layout.
 
-Number formats of products and kernels are not here. Names and defaults of options are data, in
-`costs/data/arguments/launchers.json`.
+Names and defaults of options are data, in `costs/data/arguments/launchers.json`, and so are the
+options for precisions.
 """
 
 import dataclasses
@@ -33,15 +33,15 @@ PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
     "gpipe": "GPipe",
     "interleaved-1f1b": "Interleaved1F1B",
     "interleaved-zb": "InterleavedZeroBubble",
-    "looped-bfs": "LoopedBFS",  # backwards in the other order, which takes and holds as much
+    "looped-bfs": "LoopedBFS",  # other order of backwards, with the same time and memory
 }
 GROUP_SIZE = "microbatch-group-size-per-virtual-pipeline-stage"  # of Megatron-LM
 COMBINED = "combined-1f1b"  # Megatron's order under --overlap-moe-expert-parallel-comm
 PLAIN = r"[a-z][a-z0-9_+]*|[0-9.]+|megatron[.\w]+"  # values that need no quotes
 Options = dict[str, Any]
-HALF = 0.5  # the overlap of a run in which gradients travel beside compute, and no weights
+HALF = 0.5  # overlap if gradients are exchanged beside compute, but weights are not
 MEGATRON_SHARDS = {2: "optim_grads", 3: "optim_grads_params"}  # by ZeRO stage
-FULL_GRADIENT = 4.0  # bytes that Megatron accumulates a gradient in unless it is told otherwise
+FULL_GRADIENT = 4.0  # bytes in which Megatron accumulates a gradient by default
 
 
 @short_repr
@@ -49,10 +49,10 @@ class Launch(NamedTuple):
     """Options of one launcher.
 
     Attributes:
-      launcher: its name.
-      options: by name; True is a flag without a value, a list several values.
-      lacks: what the layout has and the launcher has not; it runs the layout where this is empty.
-      program: what stands in the user's own program or environment beside the options, if anything.
+      launcher: name of the launcher.
+      options: {name: value}; True stands for a flag without a value, a list for several values.
+      lacks: features of the layout that the launcher does not support; empty if it can run it.
+      program: text for the user's program or environment, beside the options; may be empty.
     """
 
     launcher: str
@@ -77,7 +77,7 @@ class Launch(NamedTuple):
         words = []
         for name, value in self.options.items():
             items = value if isinstance(value, list) else [value]
-            if isinstance(items[0], list):  # names of modules, a word for each stage
+            if isinstance(items[0], list):  # lists of module names: a word for each stage
                 items = [",".join(names) for names in items]
             words.append(f"--{name}")
             words += [str(item) for item in items if item is not True]  # a flag has no value
@@ -102,18 +102,17 @@ def launches(
     """Return each launcher's options that run a workload on a schedule.
 
     Args:
-      workload: degrees of parallelism, what replicas split, what is recomputed, and the layers of
-        each stage; its minibatch is of one pipeline.
+      workload: the job; its minibatch is that of one pipeline.
       table: the schedule.
-      launcher: name of the only one that counts; default: all.
-      per_node: accelerators of a node, for launchers that split axes by it.
+      launcher: name of a launcher; default: all launchers.
+      per_node: accelerators of a node, for launchers that divide mesh axes among nodes.
       is_compiled: whether a compiler fuses kernels, which some launchers need as an option.
 
     Returns:
       One record for each launcher: its options, and what it lacks.
 
     Raises:
-      ValueError: if layers or microbatches do not go with the table, or the name is unknown.
+      ValueError: if layers or microbatches do not fit the table, or the name is unknown.
 
     Example:
       >>> import pipejax as pj
@@ -162,14 +161,14 @@ def pipeline_launches(
 
     Args:
       table: the schedule.
-      layers: (stages) layers of each stage; as the launcher has them if None.
+      layers: (stages) layers of each stage; None for the launcher's default.
 
     Returns:
-      Records of Megatron-LM, Megatron-Bridge and torchtitan, whose options say what runs in which
-      order.
+      Records of Megatron-LM, Megatron-Bridge and torchtitan, with the options for stages and
+      schedule.
 
     Raises:
-      ValueError: if layers are of another number of stages.
+      ValueError: if there are not as many numbers of layers as stages.
 
     Example:
       >>> import pipejax as pj
@@ -226,7 +225,7 @@ class _Pipeline:
 
     def order(self, *names: str) -> str:
         """Return the first of these schedules with the table's order; "" if none has it."""
-        # at some sizes two schedules are the same, as all of one microbatch
+        # at some sizes schedules coincide, as all schedules of one microbatch do
         return self.schedule if self.schedule in names else matching_name(self.table, names)
 
 
@@ -239,7 +238,7 @@ class _Job(_Pipeline):
         super().__init__(table)
         self.workload, self.per_node = workload, per_node
         self.stack = ""  # the software of the run, if it is known
-        self.is_before_blackwell = False  # unless the system is known, and has no 4-bit products
+        self.is_before_blackwell = False  # True if the system is known to lack 4-bit products
         self.overlaps_tensor = workload.tensor_parallel > 1 and workload.tensor_overlap > 0
         # torchtitan's tensor parallelism beside compute needs its compiler
         self.is_compiled = is_compiled or self.overlaps_tensor
@@ -247,7 +246,7 @@ class _Job(_Pipeline):
         self.global_batch = workload.minibatch * workload.data_parallel
         assigned = np.asarray(assign_layers(workload, table).layers)
         self.layers: Int[NumpyArray, " stages"] = assigned.astype(int)
-        # embedding and loss take the place of so many layers (units) on first and last stage
+        # layers (units) that embedding and loss replace on the first and the last stage
         self.end_units = workload.embedding_units, workload.loss_units
         stage_units = self.layers.copy()
         stage_units[0] += self.end_units[0]
@@ -331,7 +330,7 @@ def _bridge(job: _Job) -> Options:
 
 
 def _undone_overlaps(pipeline: _Pipeline) -> Options:
-    # Megatron-Bridge turns this on for DeepSeek and others, and refuses it beside the other option
+    # Megatron-Bridge turns this on for models such as DeepSeek; it excludes the overlap of experts
     return {"moe-shared-expert-overlap": False} if pipeline.overlaps_experts else {}
 
 
@@ -360,7 +359,7 @@ def _unsupported_by_megatron(job: _Job) -> Iterator[str]:
             yield "tensor parallelism beside compute without sequence parallelism"
         if workload.has_experts:
             yield "experts beside tensor parallelism without sequence parallelism"
-    if job.is_before_blackwell and job.overlaps_tensor:  # this needs 1 connection, others several
+    if job.is_before_blackwell and job.overlaps_tensor:  # needs 1 connection, other overlaps more
         others = {"experts beside compute": job.overlaps_experts, "FSDP": workload.zero > 1}
         for name in (name for name, is_there in others.items() if is_there):
             pair = f"{name} and tensor parallelism beside compute"
@@ -430,7 +429,7 @@ def _torchtitan(job: _Job) -> Options:
 def _order_of_torchtitan(pipeline: _Pipeline) -> Options:
     """Return torchtitan's options for the schedule: a name in PyTorch, or a file of the table."""
     microbatches = pipeline.table.num_microbatches
-    rounds = max(1, microbatches // pipeline.workers)  # of equal groups in PyTorch
+    rounds = max(1, microbatches // pipeline.workers)  # number of equal groups in PyTorch
     order = pipeline.order(*PYTORCH)
     has_rounds = order in ("interleaved-1f1b", "interleaved-zb")
     is_even = microbatches % rounds == 0 and pipeline.group_size in (0, microbatches // rounds)
@@ -517,7 +516,7 @@ def _deepspeed(job: _Job) -> Options:
 
 
 def _pipeline_module(job: _Job) -> str:
-    """Return the call that builds DeepSpeed's pipeline; on one worker, recomputation or ""."""
+    """Return the call that builds DeepSpeed's pipeline, or on one worker recomputes layers."""
     if job.workers == 1:
         if job.workload.recompute == "none":
             return ""
@@ -555,13 +554,13 @@ def _unsupported_by_deepspeed(job: _Job) -> Iterator[str]:
 
 
 def _mesh_of_maxtext(degrees: Mapping[str, int], per_node: float) -> Options:
-    """Return the part of each mesh axis inside nodes (ici) and the rest between nodes (dcn)."""
+    """Return options for the parts of mesh axes inside nodes (ici) and between nodes (dcn)."""
     # Axes fill nodes in order: tensor 4 and data 4 on nodes of 8 accelerators are ici_tensor 4,
-    # ici_data 2 and dcn_data 2. Nodes stay full where the job fills them; on a node of 72, a job
-    # of 64 has axes inside that are divisors of their degrees.
+    # ici_data 2 and dcn_data 2. If the job does not fill its nodes, as 64 accelerators on a node
+    # of 72, the part inside is the largest divisor of the degree that fits.
     options: Options = {}
     accelerators = math.prod(degrees.values())
-    free_places = accelerators if per_node == math.inf else int(per_node)  # of a node
+    free_places = accelerators if per_node == math.inf else int(per_node)  # left in a node
     has_full_nodes = accelerators % free_places == 0
     for name, degree in degrees.items():
         if has_full_nodes:
@@ -578,7 +577,7 @@ def _mesh_of_maxtext(degrees: Mapping[str, int], per_node: float) -> Options:
 
 def _maxtext(job: _Job) -> Options:
     workload = job.workload
-    # replicas hold the experts; where experts do not fit there, `_unsupported_by_maxtext` says so
+    # replicas hold the experts; if they cannot, `_unsupported_by_maxtext` says so
     replicas = max(1, workload.data_parallel // workload.expert_parallel)
     degrees = {
         "tensor_sequence" if workload.sequence_parallel else "tensor": workload.tensor_parallel,
@@ -594,7 +593,7 @@ def _maxtext(job: _Job) -> Options:
         device_batch *= job.table.num_microbatches
         options["num_pipeline_microbatches"] = job.table.num_microbatches
         options["num_layers_per_pipeline_stage"] = int(job.layers[0])
-        if workload.zero == 1:  # whole weights and gradients of all microbatches
+        if workload.zero == 1:  # gather weights once for all microbatches
             options["pipeline_fsdp_ag_once"] = True
     elif job.table.num_microbatches > 1:
         options["gradient_accumulation_steps"] = job.table.num_microbatches
@@ -634,33 +633,33 @@ DDP_OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")
 class Launcher(NamedTuple):
     """A launcher of training: its options, defaults and unsupported features."""
 
-    # All but the functions are from `costs/data/arguments/launchers.json`.
+    # Fields other than functions come from `costs/data/arguments/launchers.json`.
 
     name: str
-    options: Callable[[_Job], Options]  # that run a job
-    lacks: Callable[[_Job], Iterator[str]]  # features of a job that it does not support
-    program: Callable[[_Job], str]  # text for the user's program or environment
-    source: str  # its repository
-    schedules: Sequence[str]  # that it builds by name
+    options: Callable[[_Job], Options]  # returns the options that run a job
+    lacks: Callable[[_Job], Iterator[str]]  # yields the features of a job that it does not support
+    program: Callable[[_Job], str]  # returns text for the user's program or environment
+    source: str  # repository of the launcher
+    schedules: Sequence[str]  # schedules that it builds by name
     precisions: Mapping[str, Options]  # options by precision of products
     recomputations: Sequence[str] = ()  # that a plan tries beside none and full
     style: str = "flags"  # how options are written: "flags", "pairs" of name=value, or a "file"
-    groups: Mapping[str, Sequence[str]] = {}  # options by configuration record; others in "model"
-    gradient_bytes: float | None = None  # of an accumulated gradient by default, if known
+    groups: Mapping[str, Sequence[str]] = {}  # {configuration record: options}; others in "model"
+    gradient_bytes: float | None = None  # default bytes of an accumulated gradient, if known
     workload: Mapping[str, Any] = {}  # defaults of `Workload` fields that differ from ours
     alone: Mapping[str, Any] = {}  # further defaults for a job without a pipeline
-    overlap_from_zero: float = math.inf  # ZeRO from which exchanges are beside compute by default
-    resets: Mapping[str, Any] = {}  # options of its recipes that a run without them must undo
-    uneven: str = "needs equal layers, or --pipeline-layout"  # its rule of unequal stages
-    length: str = ""  # its option of the sequence length, if there is one
-    stack: str = ""  # the stack whose kernels it has by default, if one is known
-    compiled: str = ""  # the stack whose kernels it has with its option of a compiler
-    measured: str = ""  # the stack of its measured runs, if its default kernels are not known
-    has_sequence_parallel: bool = True  # beside tensor parallelism
+    overlap_from_zero: float = math.inf  # ZeRO from which exchanges overlap with compute by default
+    resets: Mapping[str, Any] = {}  # options that reset settings of the launcher's recipes
+    uneven: str = "needs equal layers, or --pipeline-layout"  # rule for unequal stages
+    length: str = ""  # name of the option for the sequence length, if there is one
+    stack: str = ""  # stack of its default kernels, if known
+    compiled: str = ""  # stack of its kernels with the option of a compiler
+    measured: str = ""  # stack of its measured runs, if its default kernels are not known
+    has_sequence_parallel: bool = True  # whether it combines it with tensor parallelism
     can_compile_w: bool = True  # whether compiled stages run weight gradients apart (op W)
 
     def launch(self, job: _Job) -> Launch:
-        """Return the launcher's options that run a job, and the features of it that it lacks."""
+        """Return the options with which the launcher runs a job, and the features that it lacks."""
         options = self.options(job)
         if self.length:
             options[self.length] = int(job.workload.model.sequence)
@@ -679,7 +678,7 @@ class Launcher(NamedTuple):
         if job.has_w and job.workers > 1 and job.is_compiled and not self.can_compile_w:
             eager = f"--stack {self.stack}{' --tensor-overlap 0' if job.overlaps_tensor else ''}"
             features.append(f"W in compiled stages (it goes with {eager})")
-        # the option of this overlap needs that of the compiler, which brings other kernels
+        # this overlap needs the option of the compiler, which runs other kernels than the stack
         elif job.overlaps_tensor and self.stack and self.stack == job.stack:
             features.append(f"tensor parallelism beside eager kernels (--stack {self.compiled})")
         return tuple(features)
@@ -705,7 +704,7 @@ class Launcher(NamedTuple):
                 overlaps[field] = value
             else:
                 fields[f"{group}.{field}"] = value
-        # most recipes have no record of overlaps: a new one overrides the overlaps of `ddp`
+        # most recipes have no record of overlaps; a new record overrides the overlaps of `ddp`
         if overlaps:
             for name in DDP_OVERLAPS:
                 if f"ddp.{name}" in fields:
@@ -733,7 +732,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
 
 
 def find_launcher(name: str) -> Launcher:
-    """Return a launcher by name; upper and lower case are equal."""
+    """Return a launcher by name; case does not matter."""
     for key, launcher in LAUNCHERS.items():
         if key.lower() == name.lower():
             return launcher
@@ -747,10 +746,11 @@ def launcher_defaults(
     stack: Stack | str | Path | None = None,
     workers: int | None = None,
 ) -> tuple[Model, Stack, dict[str, Any]]:
-    """Return model, software stack and workload defaults for a launcher, or for none if None."""
-    # A model's own gradient bytes precede those of the launcher, and a requested `stack` precedes
-    # the stack of the system's calibration. `workers` is the number of pipeline workers, if it is
-    # known.
+    """Return (model, software stack, workload defaults) for a launcher, or without one."""
+    # Defaults of `alone` (one pipeline worker) override those of the software, and these override
+    # the launcher's. But the launcher's defaults override those of its default stack. A requested
+    # `stack` replaces that of the system's calibration. A model's own gradient bytes override the
+    # launcher's. `workers` is the number of pipeline workers, if known.
     software = machine_software(system, stack)
     if name is None:
         return software.model(model), software, fields_for(model, software.workload)

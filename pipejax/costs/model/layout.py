@@ -1,8 +1,8 @@
 """Layout of a job on accelerators: degrees of parallelism, and the groups that they form.
 
-Groups named first in the rank order are neighbours. Experts are spread over the accelerators that
-hold one stage; each expert is split by the expert-tensor degree over neighbours. Everything here
-is arithmetic on numbers, so that many layouts are priced as one batch.
+Ranks that differ only in the first axis of the rank order are neighbours. Experts are spread over
+the accelerators that hold one stage; each expert is split over neighbours. All functions are
+arithmetic on numbers, so that many layouts are priced as one batch.
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ Workers = Int[NumpyArray, "..."] | Float[Computed, "..."]
 class Group(NamedTuple):
     """Number of accelerators in a collective, and how many of them share a node."""
 
-    size: Number  # how many take part
-    inside: Number  # how many of them are in one node
+    size: Number  # number of accelerators
+    inside: Number  # number of these accelerators in one node
 
 
 class RankGroup(NamedTuple):
     """A group of ranks: all combinations of positions along several strided ranges."""
 
     extents: tuple[Number, ...]  # members along each range
-    strides: tuple[Number, ...]  # distance of two neighbours along it [ranks]
+    strides: tuple[Number, ...]  # distance between neighbours along each range [ranks]
 
     def count_ranks(self, gpus_per_node: Number) -> Group:
         """Count the accelerators of the group, and those of the group on one node."""
@@ -56,30 +56,30 @@ class Layout(FloatFields):
     data: Number = 1.0  # d, replicas
     pipeline: Number = 1.0  # P, workers of one pipeline
     sequence_parallel: Number = 0.0  # 1: t accelerators split norms, dropout and messages
-    scatter_gather: Number = 0.0  # 1: each of t sends a part of a message, gathered behind
-    zero: Number = 0.0  # split: 0 nothing, 1 optimizer state, 2 gradients, 3 weights too
+    scatter_gather: Number = 0.0  # 1: t accelerators send parts of a message; receivers gather
+    zero: Number = 0.0  # replicas split 0 nothing, 1 optimizer state, 2 gradients, 3 weights too
     microbatch_size: Number = 1.0  # b [sequences]
-    overlap: Number = 0.0  # share of gradients and gathered weights that travels beside compute
-    tensor_overlap: Number = 0.0  # the same of exchanges of tensor parallelism
-    expert_overlap: Number = 0.0  # the same of tokens sent to experts and back
+    overlap: Number = 0.0  # share of gradient and weight exchanges that runs beside compute
+    tensor_overlap: Number = 0.0  # share of tensor-parallel exchanges beside compute
+    expert_overlap: Number = 0.0  # share of expert exchanges beside compute
     dispatch_per_node: Number = 0.0  # 1: one copy of a token to a node, 0: to each expert
-    # 1: consecutive tokens, so that under a causal mask the last meets most pairs
+    # 1: consecutive tokens on each context rank; under a causal mask the last rank has most pairs
     contiguous_context: Number = 0.0
     graphs: Number = 0.0  # share of the kernels that start as graphs, which spare the host
     optimizer_offload: Number = 0.0  # share of the optimizer's state and update on the host
     # layers that share a checkpoint where whole layers are recomputed
     recompute_group: Number = 1.0
-    # of products, by name
+    # precisions of products, by name
     precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     attention_precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     head_precision: str = dataclasses.field(default=PRECISIONS[0], metadata={"static": True})
     # first and last layers whose products stay in 16 bits
     wide_layers: tuple[int, int] = dataclasses.field(default=(0, 0), metadata={"static": True})
     rank_order: str = dataclasses.field(default=RANK_ORDERS[0], metadata={"static": True})
-    # no base weight has a gradient; those beside adapters never have
+    # whether base weights have no gradient; with adapters they never have one
     frozen: bool = dataclasses.field(default=False, metadata={"static": True})
     lora_rank: int = dataclasses.field(default=0, metadata={"static": True})  # r of adapters, or 0
-    # W recomputes as I does
+    # whether W recomputes activations like I
     recompute_again: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
@@ -110,14 +110,14 @@ class Layout(FloatFields):
     @property
     def expert_gather(self) -> Number:
         """Count the accelerators that share an expert and gather different tokens for it."""
-        copies = self.tensor / self.shared_by  # of each token, without sequence parallelism
+        copies = self.tensor / self.shared_by  # t without sequence parallelism, else 1
         return self.expert_tensor / xp.minimum(self.expert_tensor, copies)
 
     @property
     def data_stride(self) -> Number:
         """Return the distance between neighbouring data-parallel replicas [ranks]."""
-        one_copy = self.tensor * self.context
-        return one_copy if self.rank_order == RANK_ORDERS[0] else one_copy * self.pipeline
+        replica_size = self.tensor * self.context
+        return replica_size * (1 if self.rank_order == RANK_ORDERS[0] else self.pipeline)
 
     @property
     def layer_groups(self) -> dict[str, RankGroup]:
@@ -131,7 +131,7 @@ class Layout(FloatFields):
 
     @property
     def replica_groups(self) -> tuple[RankGroup, RankGroup]:
-        """Return two groups: of equal dense weights, and of equal experts."""
+        """Return two groups of ranks: with equal dense weights, and with equal experts."""
         dense = RankGroup((self.context, self.data), (self.tensor, self.data_stride))
         stride = self.expert_tensor * self.expert
         return dense, self._expert_ranks(stride, self.expert_replicas)

@@ -1,7 +1,7 @@
 """Models: the shape of a transformer, its parameters, and the files that hold it.
 
-Parameters are those of Megatron (arXiv:2104.04473, eq. 2), written so that grouped-query and
-latent attention, gated MLPs and mixtures of experts fit in.
+Parameter counts follow Megatron (arXiv:2104.04473, eq. 2), extended to grouped-query and latent
+attention, gated MLPs and mixtures of experts.
 """
 
 import dataclasses
@@ -34,14 +34,15 @@ from pipejax.costs.system.system import Number, names_in, read_named
 class LatentAttention:
     """Multi-head latent attention: keys and values are computed from a small vector per token.
 
-    A head of queries and keys has `head_width` units of the model without positions and
-    `rope_width` with; the latter part of the keys is one for all heads.
+    A head of queries and keys has `head_width` (of the model) units without positions, and
+    `rope_width` units with positions. All heads share the second part of the keys.
 
     Attributes:
-      kv_rank: width of what keys and values unfold from.
-      rope_width: width of a head's part that carries positions.
+      kv_rank: width of the vector from which keys and values unfold.
+      rope_width: width of the part of a head that carries positions.
       value_width: width of a head of values.
-      query_rank: width of what queries unfold from; None where they are projected at once.
+      query_rank: width of the vector from which queries unfold; None if they are projected
+      directly.
 
     References:
       DeepSeek-V2 (arXiv:2405.04434), section 2.1.
@@ -65,9 +66,9 @@ class MixtureOfExperts:
       experts: routed experts of a layer.
       top_k: experts that each token is routed to.
       expert_hidden: width of one expert.
-      shared_experts: experts that all tokens meet, as wide in sum as so many routed ones.
+      shared_experts: experts that process all tokens; their width is counted in routed experts.
       dense_layers: first layers of the model that have a plain MLP instead.
-      capacity_factor: tokens that experts are padded or cut to, over their even share; None where
+      capacity_factor: tokens of an expert after padding or dropping, over its even share; None if
         no token is dropped.
     """
 
@@ -91,7 +92,7 @@ for _kind in (LatentAttention, MixtureOfExperts):
     register(_kind)
 
 
-KINDS = ("dense", "moe")  # of a layer
+KINDS = ("dense", "moe")  # kinds of layers
 _STATIC = {"static": True}  # not a number: part of the tree, not a leaf
 
 
@@ -103,15 +104,15 @@ class Model:
     """A transformer language model: its sizes, as a pytree.
 
     Attributes:
-      name: name.
+      name: name of the model.
       source: where the numbers come from.
-      layers: L.
-      hidden: h.
-      heads: a.
-      kv_heads: heads of keys and values.
+      layers: L, number of layers.
+      hidden: h, hidden size.
+      heads: a, number of attention heads.
+      kv_heads: number of heads of keys and values.
       ffn_hidden: width of the MLP.
-      vocabulary: V; 0 for a model without embedding and head.
-      sequence: s [tokens].
+      vocabulary: V, size of the vocabulary; 0 for a model without embedding and head.
+      sequence: s, length of a sequence [tokens].
       gated_mlp: whether the MLP has a gate (three matrices instead of two).
       biases: whether linear layers and norms have biases.
       learned_positions: whether positions are embedded with parameters.
@@ -120,21 +121,22 @@ class Model:
       flash_attention: whether attention scores are recomputed instead of kept.
       element_bytes: bytes of a parameter, activation or gradient.
       optimizer_bytes: bytes of optimizer state per parameter.
-      whole_heads: whether a head has a whole number of the hidden units; false where only products
-        of heads and hidden size are meant, as in a published model whose heads do not divide.
-      head_width: width of a head, hidden / heads if None; of latent attention the part of queries
-        and keys without positions.
-      mla: latent attention, None for heads that project keys and values at once.
+      whole_heads: whether heads must divide the hidden size; false for published models whose heads
+        do not.
+      head_width: width of a head; None for hidden / heads. For latent attention, the width of the
+        part of queries and keys without positions.
+      mla: latent attention; None if heads project keys and values directly.
       moe: experts, None for plain MLPs in all layers.
-      mtp_layers: layers that predict further tokens, each with a projection of two inputs, behind
-        the others; they share embedding and head. The projection's time is left out (0.3 % of
+      mtp_layers: layers after the others that predict further tokens, each with a projection of two
+        inputs. They share embedding and head. Times leave out the projection (0.3 % of
         DeepSeek-V3's FLOP).
-      causal: whether a token attends to those before it only.
-      window: tokens, itself included, that a token attends to in layers with a sliding window.
+      causal: whether a token attends only to earlier tokens.
+      window: tokens, including itself, that a token attends to in layers with a sliding window.
       windowed_layers: layers with such a window.
-      gradient_bytes: bytes of an accumulated gradient, element_bytes if None.
+      gradient_bytes: bytes of an accumulated gradient; None for element_bytes.
       fused_loss: whether logits turn into their gradient in place, without a softmax in float32.
-      unfused: kernels that are not fused and so keep more, joined by +: "activation" (SwiGLU as
+      unfused: kernels that are not fused and so keep more memory, joined by +: "activation" (SwiGLU
+      as
         function and product), "attention" (its output in two orders), "gather" (inputs of products
         under sequence parallelism, kept as gathered), "logits" (copied to float32), "loss" (a
         softmax and its gradient), "norm" (in float32) and "softmax" (in float32, without flash
@@ -195,7 +197,7 @@ class Model:
 
     def attended_by(self, share: Number) -> Number:
         """Return the number of tokens that a token attends to, averaged over tokens and layers."""
-        # `share` scales the mean s / 2 of a causal mask, in layers without a window only.
+        # `share` scales the mean s / 2 of a causal mask, only in layers without a window.
         s, window = self.sequence, self.window
         in_full = s / 2 * share if self.causal else s
         if window is None:
@@ -225,7 +227,7 @@ class Model:
 
     @property
     def attention_layers(self) -> list[tuple[Number, Number]]:
-        """List input and output widths of attention's linear layers in a layer."""
+        """List (input width, output width) of each linear layer of attention."""
         # Queries, keys and values are one layer, unless attention is latent.
         h, mla, projection = self.hidden, self.mla, (self.output_hidden, self.hidden)
         if mla is None:
@@ -289,7 +291,7 @@ class Model:
         return self.hidden * (2 if has_biases else 1)
 
     def _column_biases(self, mlp_width: Number) -> Number:
-        """Count a layer's biases whose matrix products tensor parallelism splits by outputs."""
+        """Count the biases of a layer's products that tensor parallelism splits by outputs."""
         attention = self.query_hidden + self.kv_hidden + self.value_hidden
         has_qkv = self.biases if self.qkv_biases is None else self.qkv_biases
         mlp = mlp_width * (2 if self.gated_mlp else 1)
@@ -300,7 +302,7 @@ class Model:
         return 0 if self.moe is None else (self.hidden + self.biases) * self.moe.experts
 
     def _small_parameters(self, mlps: Number, mlp_width: Number) -> Number:
-        """Count a layer's norm parameters and biases; all `mlps` MLPs together have `mlp_width`."""
+        """Count norm parameters and biases of a layer; `mlps` MLPs have total width `mlp_width`."""
         norms, mla = 2 * self.norm_parameters, self.mla
         if mla is not None:
             norms += mla.kv_rank + (0 if mla.query_rank is None else mla.query_rank)
@@ -310,8 +312,8 @@ class Model:
 
     def whole_parameters(self, kind: str = "dense") -> Number:
         """Count a layer's parameters that all tensor-parallel ranks replicate: 6 h in a GPT."""
-        # They are the norms, biases after sums over ranks, down projections of latent attention
-        # and the router, as in Megatron-LM.
+        # These are norms, biases that are added after a sum over ranks, down projections of latent
+        # attention and the router, as in Megatron-LM.
         moe = self.moe if kind == "moe" else None
         mlps = 1 if moe is None else 1 * (moe.shared_experts > 0)
         count = self._small_parameters(mlps, 0) - self._column_biases(0)
@@ -355,7 +357,7 @@ class Model:
 
     @property
     def last_kind(self) -> str:
-        """Return the kind of the last layers, which multi-token prediction layers have too."""
+        """Return the kind of the last layers and of multi-token prediction layers."""
         return "dense" if self.moe is None else "moe"
 
     @property
@@ -381,7 +383,7 @@ class Model:
 
     @property
     def mtp_projection(self) -> Number:
-        """Count the weights of the projection in a layer of multi-token prediction, less norms."""
+        """Count the weights of the projection in a multi-token prediction layer, without norms."""
         return 2 * self.hidden**2
 
     @property
@@ -446,10 +448,10 @@ _KEYS = {
     "optimizer_bytes": "optimizer_bytes_per_parameter",
     "element_bytes": "bytes_per_element",
 }
-_KINDS: Mapping[str, FieldKind] = {  # of fields that are neither texts, flags nor counts from 1
+_KINDS: Mapping[str, FieldKind] = {  # fields that are no texts, flags or counts from 1
     **dict.fromkeys(("vocabulary", "shared_experts", "dense_layers"), whole(0)),
     **dict.fromkeys(("mtp_layers", "windowed_layers"), whole(0)),
-    **dict.fromkeys(("element_bytes", "gradient_bytes"), whole(1, 4)),  # 8 and 16 are bits
+    **dict.fromkeys(("element_bytes", "gradient_bytes"), whole(1, 4)),  # 8 and 16 would be bits
     "capacity_factor": NUMBER,
 }
 
@@ -482,7 +484,7 @@ def check_sizes(model: Model) -> None:
         for field in dataclasses.fields(record) if record else ():
             size: Any = getattr(record, field.name)
             if not (field.metadata or size is None or dataclasses.is_dataclass(size)):
-                size = size.tolist() if hasattr(size, "tolist") else size  # of NumPy or JAX
+                size = size.tolist() if hasattr(size, "tolist") else size  # NumPy or JAX
                 number(size, f"{where}: {field.name}", least=field.name not in may_be_0)
     if model.layers % 1:
         raise wrong("model", f"layers must be whole, got {model.layers}")

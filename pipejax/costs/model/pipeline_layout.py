@@ -1,9 +1,9 @@
-"""Layers of each pipeline stage, in the strings and lists by which Megatron-LM states them.
+"""Layers of each pipeline stage, as strings and lists in the notation of Megatron-LM.
 
-E is the embedding, t a transformer layer, m a layer that predicts a further token (MTP), L the head
-with its loss; | ends a stage, x*n repeats a letter or a |, (..)*n a group. Stages stand in the
-order in which a microbatch meets them; which worker has each is the schedule's to say. Lists hold
-words instead, one list for each stage, or one for each rank and virtual stage.
+E is the embedding, t a transformer layer, m a layer that predicts a further token (MTP), L the
+head with its loss. | ends a stage, x*n repeats a letter or a |, (..)*n repeats a group. Stages are
+in the order in which a microbatch passes them; the schedule decides which worker has which stage.
+Lists hold words instead of letters, one list per stage, or one per rank and virtual stage.
 """
 
 import ast
@@ -32,8 +32,8 @@ FORMS = (
     "E, t, m, L, |, x*n and (..)*n, without groups in groups, or for each stage a list of "
     f"{', '.join(WORDS)}, as [['embedding', 'decoder'], ['decoder', 'loss']]"
 )
-LAYOUT = "pipeline_layout"  # how errors call it
-MAX_LETTERS = 100_000  # letters and stages of a layout, since a short text could name any number
+LAYOUT = "pipeline_layout"  # name of the argument in error messages
+MAX_LETTERS = 100_000  # letters and stages of a layout; a short text could repeat without end
 TOO_MANY = f"at most {MAX_LETTERS} letters and stages can be read"
 MAX_GROUP = 16  # stages of a repeated group that a written layout may use
 Counts = Sequence[int] | Int[NumpyArray, " stages"]
@@ -60,9 +60,9 @@ class PipelineLayout:
     def parse(cls, text: "str | Sequence[Any] | PipelineLayout") -> "PipelineLayout":
         """Parse a pipeline layout from text or lists; commas and blanks are ignored.
 
-        Text is letters, "Et|tL"; or a list of words for each stage, [["embedding", "decoder"],
-        ["decoder", "loss"]]; or such lists for each virtual stage of each rank; or lists written as
-        a text; or a layout, which is returned.
+        A layout is a text of letters, "Et|tL"; a list of words for each stage, [["embedding",
+        "decoder"], ["decoder", "loss"]]; such lists for each virtual stage of each rank; lists as
+        a text; or a `PipelineLayout`, which is returned.
 
         Example:
           >>> import pipejax as pj
@@ -108,7 +108,7 @@ class PipelineLayout:
         return shortest[0]
 
     def count(self, letter: str) -> Int[NumpyArray, " stages"]:
-        """Count how often a letter, a kind of layer, stands on each stage (stages)."""
+        """Count the layers of one kind, named by a letter, on each stage (stages)."""
         return np.array([stage.count(letter) for stage in self.stages])
 
     def module_fqns(self) -> list[list[str]]:
@@ -132,7 +132,7 @@ class PipelineLayout:
         """Check that the layout has all layers of a model, in order, on `num_stages` stages.
 
         Raises:
-          ValueError: if they are not.
+          ValueError: if a layer is missing, repeated, out of order or on a wrong stage.
         """
         label, letters = f"{LAYOUT} {self}", "".join(self.stages)
         if len(self.stages) != num_stages:
@@ -142,7 +142,7 @@ class PipelineLayout:
         mtp = int(model.mtp_layers)
         counts = {"E": 1, "t": int(model.layers), "m": mtp, "L": 1}
         for letter, minimum in counts.items():
-            # each further token may have its head named
+            # each further token may name its head once more
             maximum = minimum + mtp if letter == "L" else minimum
             count = letters.count(letter)
             if not minimum <= count <= maximum:
@@ -262,8 +262,9 @@ def _stage_text(stage: str) -> str:
 
 
 def _repeated_groups(texts: Sequence[str], start: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield size and number of times of groups from `start`; the last stage is in none."""
-    # stages a b a b c: from stage 0 on, a group of size 2 repeats 2 times
+    """Yield (size, repetitions) of each repeated group of stages that begins at `start`."""
+    # Stages a b a b c: from stage 0 on, a group of size 2 repeats 2 times. No group has the last
+    # stage.
     for size in range(1, min(MAX_GROUP, (last - start) // 2) + 1):
         block, end = texts[start : start + size], start + size
         while texts[end : end + size] == block and end + size <= last:

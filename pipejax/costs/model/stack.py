@@ -1,7 +1,7 @@
 """Software stacks: how training software overlaps exchanges and launches kernels, from files.
 
-How fast a kernel of attention is on an accelerator is a number of the accelerator (`kernels:
-attention` of a system's file), so every stack goes with every system.
+The speed of an attention kernel is in a system's file (`kernels: attention`), not in the stack's.
+So every stack can be combined with every system.
 """
 
 import dataclasses
@@ -42,17 +42,17 @@ class Stack:
     """Properties of training software that affect the times of a step.
 
     Attributes:
-      name: of the stack.
+      name: name of the stack.
       source: where its numbers come from.
-      attention: the kernel of attention, by its name in the files of systems; empty for the one
-        that a system's file takes for granted.
-      elementwise: bytes that norms, activation functions and residuals move, over those of fused
-        kernels in the model's precision.
-      launch: what the host takes to start one kernel [s]; None for the system's number.
+      attention: name of the attention kernel in the files of systems; empty for the kernel that a
+        system's file assumes.
+      elementwise: bytes that norms, activation functions and residuals move, divided by those of
+        fused kernels in the model's precision.
+      launch: host time to start one kernel [s]; None for the system's number.
       launch_blocking: whether each kernel ends before the host starts the next, as with
         CUDA_LAUNCH_BLOCKING=1.
       unfused: kernels that keep more memory (`Model.unfused`), for models that name none.
-      workload: fields of `Workload` (`OF_WORKLOAD`) where a run does not say otherwise.
+      workload: defaults of `Workload` fields (those in `OF_WORKLOAD`).
     """
 
     name: str
@@ -65,7 +65,7 @@ class Stack:
     workload: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def model(self, model: Model) -> Model:
-        """Return the model with the stack's kernels, if the model names none that are not fused."""
+        """Return the model with the stack's unfused kernels, unless the model names some itself."""
         if model.unfused or not self.unfused:
             return model
         return dataclasses.replace(model, unfused=self.unfused)
@@ -78,8 +78,8 @@ class Stack:
     def on(self, system: System) -> System:
         """Return the system with the speed that this software reaches on it.
 
-        It is unchanged if it was calibrated on runs of the stack, or if the stack has no name. Its
-        file must say how fast the stack's kernel of attention is.
+        The system is unchanged if it was calibrated on runs of the stack, or if the stack has no
+        name. The system's file must have the speed of the stack's attention kernel.
 
         Example:
           >>> import pipejax as pj
@@ -132,7 +132,7 @@ def machine_software(system: System, stack: Stack | str | Path | None = None) ->
 
 
 def fields_for(model: Model, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the default fields for a model: without experts no field that needs experts."""
+    """Return the default fields, without those that need experts if the model has none."""
     return {n: v for n, v in fields.items() if model.moe or v in OF_EXPERTS.get(n, (v,))}
 
 
@@ -151,7 +151,7 @@ def load_stack(name: str | Path) -> Stack:
       The stack, in SI units.
 
     Raises:
-      ValueError: if the name or a key is unknown, or a value cannot be.
+      ValueError: if the name or a key is unknown, or a value is invalid.
       OSError: if the file cannot be read.
 
     Example:

@@ -60,55 +60,57 @@ class Workload:
     Attributes:
       model: the transformer.
       minibatch: sequences per step and pipeline.
-      tensor_parallel: accelerators that make up one worker.
-      sequence_parallel: whether they split norms, dropout and messages too.
-      scatter_gather: whether each of them sends its part of a message, which is gathered behind it.
+      tensor_parallel: accelerators that split every layer.
+      sequence_parallel: whether these accelerators split norms, dropout and messages too.
+      scatter_gather: whether each of these accelerators sends only its part of a message, and the
+        receivers gather the parts.
       context_parallel: accelerators that split every sequence, beside tensor_parallel.
-      expert_parallel: accelerators that the experts are spread over, of all that hold a stage.
+      expert_parallel: accelerators over which experts are spread, among those that hold a stage.
       expert_tensor_parallel: accelerators that split each expert; as tensor_parallel if 0, which is
         Megatron's default.
       data_parallel: replicas of the whole pipeline, each with its own minibatch.
       zero: what the replicas split: 0 nothing, 1 optimizer state (the distributed optimizer), 2
         gradients too, which every backward then reduces, 3 weights too (FSDP).
-      overlap: share of gradients and gathered weights that travels beside compute, layer by layer,
-        of what fits beside it; False is 0, True 1.
-      tensor_overlap: the same of exchanges of tensor parallelism, beside products of a backward.
-      expert_overlap: the same of tokens sent to their experts and back.
-      dispatcher: "all-to-all" sends a copy of a token to each of its experts, "per-node" one to
-        each node that has any, where it is handed on.
+      overlap: share of the gradient and weight exchanges that runs beside compute, layer by layer,
+        of those that fit there; False is 0, True 1.
+      tensor_overlap: share of tensor-parallel exchanges beside the products of a backward.
+      expert_overlap: share of the exchanges that send tokens to their experts and back.
+      dispatcher: "all-to-all" sends a copy of a token to each of its experts, "per-node" one copy
+        to each node with such an expert, which passes it on.
       contiguous_context: whether accelerators that split a sequence hold consecutive tokens; if
-        not, all have as many pairs of tokens under a causal mask.
+        not, all have equally many pairs of tokens under a causal mask.
       graphs: share of the kernels that start as graphs, which spare the host.
-      optimizer_offload: share of the optimizer's state, and of its update, that the host has.
-      precision: of the matrix products: "bf16", "fp16", "fp8", "mxfp8" or "nvfp4".
-      attention_precision: of the products of attention, forward and backward; 16 bits if empty.
-      head_precision: of the output head's products; 16 bits if empty.
+      optimizer_offload: share of the optimizer's state, and of its update, on the host.
+      precision: format of the matrix products: "bf16", "fp16", "fp8", "mxfp8" or "nvfp4".
+      attention_precision: format of attention's products, forward and backward; 16 bits if empty.
+      head_precision: format of the output head's products; 16 bits if empty.
       wide_first: first layers whose products stay in 16 bits.
       wide_last: last layers whose products stay in 16 bits.
-      rank_order: which ranks are neighbours, from the nearest: "tp-cp-ep-dp-pp" or "tp-pp-dp".
+      rank_order: axes of the ranks, the nearest first: "tp-cp-ep-dp-pp" or "tp-pp-dp".
       embedding_units: layers that the embedding counts as when layers are assigned to stages.
       loss_units: layers that the head and its loss count as.
-      pipeline_layout: what each stage holds, as Megatron writes it: "Ettt|(tt|)*29m|L", or in
-        lists of words, one a stage; layers are assigned by the table's stage shares if empty.
+      pipeline_layout: layers of each stage in Megatron's notation, as "Ettt|(tt|)*29m|L", or as
+        lists of words; if empty, the table's stage shares assign layers.
       recompute: "none"; "selective", the same as "core_attn", whatever the kernel; "full";
         "block:N", N layers of a stage; "uniform:N", all layers with a checkpoint every N; or parts
         of layers joined by +, as "core_attn+mlp" (`MODULES`).
-      recompute_layers: N of "block:N" beside "full", which becomes that text; all layers if 0.
-      recompute_again: whether W recomputes as I does, so that only checkpoints stay between them.
-      frozen: whether the model's weights have no gradients, as below what is trained: I passes
-        through, W and update are of adapters only.
+      recompute_layers: N, which turns recompute "full" into "block:N"; 0 for all layers.
+      recompute_again: whether W recomputes like I, so that only checkpoints are kept between them.
+      frozen: whether the model's weights have no gradients; then only adapters have W and an
+      update.
       lora_rank: r of the adapters A (r x inputs) and B (outputs x r) beside every linear layer of
         attention, MLPs and experts, whose own weights are frozen (LoRA, arXiv:2106.09685); 0 for
         none.
-      weight_share: share of an activation that W needs after I; what the layers need if None.
-      stragglers: factor of each slow worker, as {3: 1.2}, on all that it executes.
+      weight_share: share of an activation that W needs after I; None to compute it from the
+      layers.
+      stragglers: {slow worker: factor} on the time of all its ops, as {3: 1.2}.
       worker_places: place of each worker on the machine, numbered node by node; in order if empty.
-      pair_factor: k, where a fused pair takes max(F, B) + k min(F, B); the sum if 1.
+      pair_factor: k: a fused pair takes max(F, B) + k min(F, B), the sum if k is 1.
 
     Raises:
       ValueError: if a number is below 1 or above `MAX_COUNT`, a name is unknown, zero is not 0 to
         3, the experts are spread over more accelerators than a stage has, weight_share is not
-        in [0, 1], or a pipeline layout is none or stands beside units.
+        in [0, 1], or a pipeline layout is invalid or combined with units.
     """
 
     model: Model
@@ -267,7 +269,7 @@ class Workload:
     def layout(self, table: ScheduleTable, microbatch_size: Number | None = None) -> Layout:
         """Return parallelism, precisions and microbatch size on the workers of a schedule.
 
-        `microbatch_size` [sequences] is by default minibatch over microbatches of the table.
+        `microbatch_size` [sequences]: by default the minibatch over the table's microbatches.
         """
         size = self.microbatch_size(table) if microbatch_size is None else microbatch_size
         values: dict[str, Any] = {}
@@ -345,7 +347,7 @@ def stage_layers(
     layers[0] -= edge_units[0]
     layers[-1] -= edge_units[1]
     min_layers = np.ones(len(layers), int)
-    min_layers[[0, -1]] = [edge == 0 for edge in edge_units]  # embedding or head may stand alone
+    min_layers[[0, -1]] = [edge == 0 for edge in edge_units]  # a stage may hold only an end
     if (layers < min_layers).any():
         raise MismatchError(
             f"{model.name} has {model.layers} layers, too few for {table.num_stages} stages"
@@ -362,10 +364,10 @@ def _check_not_traced(model: Model) -> None:
 
 
 class StageLayers(NamedTuple):
-    """Assignment of layers to stages, and how many of them each stage recomputes."""
+    """Number of layers, and of recomputed layers, of each stage."""
 
     layers: PerStage  # (stages) layers of each stage
-    recomputed: PerStage  # (stages) those of them whose forward is run again within the backward
+    recomputed: PerStage  # (stages) layers whose forward is repeated within the backward
 
 
 def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
@@ -385,7 +387,7 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
     if named_layers > largest:
         refusal = f"recompute {workload.recompute}: no stage has more than {largest} layers"
         raise MismatchError(f"{refusal}; full recomputes all layers", "recompute")
-    # a stage whose recomputation the table has as R cells repeats none in its backward
+    # the backward of a stage with R cells recomputes nothing
     is_repeated = recomputed_stages(workload, table)
     return StageLayers(layers, np.where(is_repeated, np.minimum(layers, max_layers), 0.0))
 
@@ -393,7 +395,7 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
 def with_stage_layers(workload: Workload, layers: Sequence[int]) -> Workload:
     """Return a workload with `layers` on its stages; its MTP layers are on the last stage."""
     mtp = [0] * (len(layers) - 1) + [int(workload.model.mtp_layers)]
-    is_even = len({*layers}) == 1  # as launchers split them
+    is_even = len({*layers}) == 1  # launchers split equal layers by default
     layout = "" if is_even else str(PipelineLayout.with_layers(layers, mtp))
     return dataclasses.replace(workload, pipeline_layout=layout, embedding_units=0, loss_units=0)
 
@@ -405,7 +407,7 @@ def recomputed_stages(workload: Workload, table: ScheduleTable) -> Bool[NumpyArr
 
 
 def mtp_shares(workload: Workload, num_stages: int) -> PerStage:
-    """Return each stage's share of multi-token prediction layers (stages); by default the last."""
+    """Return each stage's share of multi-token prediction layers; by default the last has all."""
     # `assign_layers` checks the layout; here the model's numbers may be traced.
     if workload.pipeline_layout:
         counts = PipelineLayout.parse(workload.pipeline_layout).count("m")
@@ -425,12 +427,12 @@ class Stages(NamedTuple):
     last: PerStage  # (stages) 1 on the stage of the output head, 0 elsewhere
     ends_step: PerStage  # (stages) 1 on the last stage that a worker updates, 0 elsewhere
     copies: PerStage  # (stages) workers that hold the stage: one for each pipe, or fewer
-    nearest: PerStage  # (stages) first place of a worker that holds the stage
-    farthest: PerStage  # (stages) last place of a worker that holds the stage
+    nearest: PerStage  # (stages) smallest place of the workers that hold the stage
+    farthest: PerStage  # (stages) largest place of the workers that hold the stage
     senders: Workers  # (pipes, boundaries) places of workers that send activations
-    receivers: Workers  # (pipes, boundaries) places of workers that wait for them
+    receivers: Workers  # (pipes, boundaries) places of workers that receive activations
     share: PerStage | float = 1.0  # (stages) 1 / number of stages on the stage's worker
-    mtp_before: PerStage | float = 0.0  # (1, boundaries) sum of `mtp` over the stages before each
+    mtp_before: PerStage | float = 0.0  # (1, boundaries) sum of `mtp` before each boundary
 
 
 def build_stages(
@@ -457,7 +459,7 @@ def build_stages(
         mtp=mtp,
         first=ends[0],
         last=ends[-1],
-        ends_step=_ends_step(table).copy(),  # JAX keeps the type of a constant that it saw before
+        ends_step=_ends_step(table).copy(),  # a copy, because JAX caches the type of a constant
         copies=np.array([float(len(np.unique(column))) for column in stage_places.T]),
         nearest=stage_places.min(axis=0).astype(float),
         farthest=stage_places.max(axis=0).astype(float),
@@ -503,7 +505,8 @@ def layers_by_kind(
 ) -> tuple[PerStage, ...]:
     """Count the first `layers` of each stage by kind: (stages) for each of `layer_kinds`."""
     # A model's first layers are dense, the others may have experts. `extra` layers of a stage are
-    # of the last of these two kinds. If first and last layers of the model ("wide" ones) stay in 16
+    # have the last of these two kinds. If first and last layers of the model ("wide" ones) stay in
+    # 16
     # bits, each kind comes twice: narrow layers first, then wide layers.
     # 4 layers on 2 stages, 1 dense, last wide: dense 1 0, MoE 1 1, wide dense 0 0, wide MoE 0 1
     layers = as_float(layers)
@@ -542,13 +545,14 @@ class ParameterCounts(NamedTuple):
     """Number of parameters on one accelerator, before data-parallel replicas split them."""
 
     dense: Numbers  # split by tensor parallelism, or whole on every accelerator
-    experts: Numbers  # routed; split by expert and expert-tensor parallelism
+    experts: Numbers  # routed experts; split by expert and expert-tensor parallelism
 
 
 def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[str, ParameterCounts]:
-    """Count a layer's parameters per accelerator by its kind; without `base`, only of adapters."""
-    # Adapters of rank r have r (inputs + outputs) parameters for each linear layer. Tensor
-    # parallelism splits both factors of an adapter, by rank or inputs and by outputs, as Megatron.
+    """Return {kind of layer: parameters per accelerator}; without `base`, of adapters only."""
+    # Adapters of rank r have r (inputs + outputs) parameters for each linear layer. As in
+    # Megatron, tensor parallelism splits both factors of an adapter, by rank or inputs and by
+    # outputs.
     t, r, is_counted, moe = layout.tensor, layout.lora_rank, 1 if base else 0, model.moe
     # output biases of an expert, after the sum over its parts, are not split
     num_experts, width = (0, 0) if moe is None else (moe.experts, moe.expert_hidden)
@@ -568,9 +572,9 @@ def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[st
 def stage_parameters(
     model: Model, layout: Layout, stages: Stages, *, base: bool = True
 ) -> ParameterCounts:
-    """Count each stage's parameters per accelerator (stages); without `base`, only of adapters."""
-    # Stages with MTP layers hold a copy of the embedding, to look up tokens. A tied head shares the
-    # embedding on its stage, and is a further copy of it on a stage without one.
+    """Count each stage's parameters per accelerator (stages); without `base`, of adapters only."""
+    # Stages with MTP layers hold a copy of the embedding, to look up tokens. A tied head shares
+    # the embedding of its stage; on a stage without an embedding, the head is a further copy.
     weights = layer_weights(model, layout, base=base)
     num_layers = all_layers_by_kind(model, layout, stages)
     dense: Numbers = 0.0
@@ -601,10 +605,10 @@ class PricingShape(NamedTuple):
         """Replace a workload's numbers by placeholders, and share one object for equal tables."""
         # So JAX compiles once for all models of one kind on equal tables.
         model = dataclasses.replace(workload.model, name="", source="")
-        num_wide = workload.wide_first + workload.wide_last  # a model must have so many layers
+        num_wide = workload.wide_first + workload.wide_last  # `Workload` refuses fewer layers
         model = dataclasses.replace(mapped(lambda _: 1, model), layers=num_wide)
         layout = workload.pipeline_layout
-        if mtp_shares(workload, table.num_stages)[-1] == 1:  # layers come as numbers, MTP is last
+        if mtp_shares(workload, table.num_stages)[-1] == 1:  # layers are numbers, MTP is last
             layout = ""
         placeholders = dataclasses.replace(
             workload, model=model, minibatch=1, pipeline_layout=layout

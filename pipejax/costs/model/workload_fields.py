@@ -1,6 +1,6 @@
 """Table of the fields of a workload, which Python, files and commands share.
 
-Who adds a field to `Workload` adds it to the data, `costs/data/workload_fields.json`.
+A new field of `Workload` also needs an entry in the data, `costs/data/workload_fields.json`.
 """
 
 import math
@@ -13,19 +13,19 @@ from pipejax.base.data_files import load_json
 from pipejax.base.file_fields import FLAG, NUMBER, SHARE, TEXT, FieldKind, choice, whole
 
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
-WIDE = PRECISIONS[:2]  # in which products take activations as they are
+WIDE = PRECISIONS[:2]  # precisions whose products need no cast of activations
 RANK_ORDERS = ("tp-cp-ep-dp-pp", "tp-pp-dp")
 RECOMPUTE = ("none", "selective", "full")
 # forms of full recomputation: N layers of a stage, or all of them with a checkpoint every N layers
 RECOMPUTE_METHODS = ("block", "uniform")
 RECOMPUTE_FORMS = "block:N (N layers of a stage), uniform:N (a checkpoint every N layers)"
-# parts of a layer that selective recomputation may run again, as Megatron Core names them; and
-# torchtitan's policy: all but attention and every second product
+# parts of a layer that selective recomputation may repeat, as Megatron Core names them;
+# `half_products` is torchtitan's policy: all but attention and every second product
 MODULES = (
     *("core_attn", "half_products", "layernorm", "mla_up_proj"),
     *("mlp", "moe", "moe_act", "shared_experts"),
 )
-# kernels of a model that may be separate, and so keep more
+# kernels that a model may run unfused, which keeps more memory
 UNFUSED = ("activation", "attention", "gather", "logits", "loss", "norm", "softmax")
 DISPATCHERS = ("all-to-all", "per-node")  # how tokens travel to their experts
 OF_EXPERTS: Mapping[str, tuple[Any, ...]] = {  # values that models without experts may have
@@ -39,9 +39,9 @@ OF_EXPERTS: Mapping[str, tuple[Any, ...]] = {  # values that models without expe
 class Recomputation(NamedTuple):
     """Layers, or parts of layers, that the backward recomputes."""
 
-    layers: float  # whole layers of a stage, at most; infinity for all
+    layers: float  # largest number of whole layers of a stage; infinity for all
     group: int  # layers that share a checkpoint
-    in_layer: str  # parts of every other layer: "none", or names joined by +
+    in_layer: str  # recomputed parts of every other layer: "none", or names joined by +
 
 
 def parse_recompute(recompute: str) -> Recomputation:
@@ -80,13 +80,13 @@ class WorkloadField(NamedTuple):
 
     # "whole", "flag", "name", "number", "seconds", "share" (0 to 1), "text", or "recompute"
     kind: str
-    head: str = ""  # its help in one line, or empty where no option of models has its name
-    detail: str = ""  # its help beyond the line
+    head: str = ""  # help in one line; empty if the field is no option of models
+    detail: str = ""  # help after this line
     least: int = 1  # smallest whole number
-    largest: int | None = None  # largest whole number, or None for what can be counted
-    names: tuple[str, ...] = ()  # names that it may have
+    largest: int | None = None  # largest whole number; None for `MAX_COUNT`
+    names: tuple[str, ...] = ()  # names that the field may have
     form: str = ""  # how a text is written in a sweep
-    in_plan: bool = False  # whether all layouts of a plan have it in common
+    in_plan: bool = False  # whether all layouts of a plan share its value
 
     @property
     def values(self) -> FieldKind:
@@ -105,8 +105,8 @@ _NAMES = {
     "precision": PRECISIONS,
     "rank_order": RANK_ORDERS,
 }
-# in the order in which help lists them; fields without a head have no option of models, but come
-# with a stack, are options of any costs, or are for Python and sweeps alone
+# In the order of the help. A field without `head` is no option of models: it comes with a stack,
+# is an option of all costs, or is for Python and sweeps only.
 WORKLOAD_FIELDS: Mapping[str, WorkloadField] = {
     name: WorkloadField(**record, names=_NAMES.get(name, ()))
     for name, record in load_json(Path(__file__).parents[1] / "data/workload_fields.json").items()

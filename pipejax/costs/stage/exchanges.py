@@ -1,8 +1,8 @@
 """Times of all exchanges (collectives) of a step, and the part that compute does not hide.
 
-Links and compute are two resources that work at once, each on one piece at a time and in order.
-The longest path through equal pieces stays on one resource, or switches at an end, for its length
-is linear in the point of the switch: a few paths suffice.
+Links and compute are two resources that work at the same time, each on one piece after another. A
+path through equal pieces may switch from one resource to the other. Its length is linear in the
+point of the switch, so the longest path switches at an end or never: a few paths suffice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,11 +33,11 @@ class Exchanges(NamedTuple):
     """Times [s] of all collectives of a step, before any overlap with compute is subtracted."""
 
     within_layers: list[ByPhase]  # (phases) of each exchange within a layer, in the order given
-    split_weights: list[ByPhase]  # (phases) gathered in F and I, gradients summed in W
-    gradient_parts: PerStage  # (stages) gradients are summed, to each replica its part
-    gradients: PerStage  # (stages) gradients are summed, to each replica all
-    weights: PerStage  # (stages) updated weights are gathered
-    tied: Number  # gradients of an embedding that first and last stage hold are summed
+    split_weights: list[ByPhase]  # (phases) F and I gather weights, W reduce-scatters gradients
+    gradient_parts: PerStage  # (stages) reduce-scatter, after which a replica has its part of sums
+    gradients: PerStage  # (stages) all-reduce, after which a replica has all sums
+    weights: PerStage  # (stages) all-gather of updated weights
+    tied: Number  # all-reduce of the embedding gradients that the first and the last stage share
 
 
 class _Exchange(NamedTuple):
@@ -74,7 +74,7 @@ def price_exchanges(
     ]
     times = _exchange_times(system, exchanges)
     *layers, gather, reduce, scatter, all_reduce, update_gather, tied = times
-    gather, reduce = gather.sum(axis=1), reduce.sum(axis=1)  # of dense weights and experts
+    gather, reduce = gather.sum(axis=1), reduce.sum(axis=1)  # dense weights + experts
     split_weights = xp.stack([gather, gather, reduce], axis=-1)  # (parts, phases)
     return Exchanges(
         within_layers=layers,
@@ -108,8 +108,8 @@ def _with_groups(
 
 def _replicas(work: StageWork, system: System) -> tuple[Group, Group]:
     """Return the data-parallel groups of dense and expert weights (two kinds) by their sizes."""
-    # The first are within a pipe (1, kinds). In the second (kinds, stages), a stage that two pipes
-    # hold has twice the replicas.
+    # The first group (1, kinds) is within a pipe. In the second (kinds, stages), a stage that two
+    # pipes hold has twice the replicas.
     stages, layout = work.stages, work.layout
     near = layout.is_near(stages.nearest, stages.farthest, system.gpus_per_node)
     ranks = [group.count_ranks(system.gpus_per_node) for group in layout.replica_groups]
@@ -140,7 +140,7 @@ def _exchange_times(system: System, exchanges: Sequence[_Exchange]) -> list[Floa
     indices_by_kind: dict[tuple[str, bool], list[int]] = {}
     for index, item in enumerate(exchanges):
         size, inside = map(np.asarray, item.group) if has_many_networks else (0, 0)
-        varies = bool(np.any(np.greater(size, inside)))  # crosses nodes
+        varies = bool(np.any(np.greater(size, inside)))  # the group crosses nodes
         indices_by_kind.setdefault((item.kind, varies), []).append(index)
     times: dict[int, Float[Computed, ...]] = {}
     for (kind, _), indices in indices_by_kind.items():
@@ -162,8 +162,8 @@ def hidden_buckets(
     contention: Contention, exchange: Numbers, compute: Number, layers: Number
 ) -> Numbers:
     """Return the time [s] that overlapping exchanges with the compute of equal layers saves."""
-    # A layer's gradients are exchanged after its compute, after those of earlier layers. With c and
-    # a the seconds of compute and exchange of one of L layers, the longest path is one of
+    # The exchange of a layer's gradients follows its compute and the exchanges of earlier layers.
+    # With c and a the seconds of compute and exchange of one of L layers, the longest path is
     #     L c + a                            compute never rests
     #     c + L a                            links never rest
     # so L - 1 exchanges travel beside compute. In reverse this holds for weights gathered before
@@ -190,7 +190,7 @@ ATTENTION, EXCHANGE, EXPERTS = range(3)
 # of tokens; an exchange that takes tokens to their experts; the experts, with shared ones and MLPs
 # of dense layers; and an exchange that brings tokens back. The embedding counts as attention, the
 # head as experts.
-# by kind of op: the field of `Costs` with the time of a whole layer, and the part that the op runs
+# {kind of op: (field of `Costs` with the time of a whole layer, part that the op runs)}
 LAYER_PARTS: Mapping[str, tuple[str, int]] = {
     **{"fa": ("forward", ATTENTION), "fm": ("forward", EXPERTS)},
     **{"fd": ("forward", EXCHANGE), "fc": ("forward", EXCHANGE)},
@@ -206,7 +206,7 @@ _EXPERT_OPS = {*MODULE_OPS["moe"], *MODULE_OPS["mlp"], "mlp_residual"} - {*BEFOR
 def layer_part_kinds(
     table: ScheduleTable, workload: Workload, system: System
 ) -> dict[str, tuple[str, int]]:
-    """Return the cost field of whole layers, and the part of it, by cost of a custom kind of op."""
+    """Return {cost of a custom kind of op: (cost field of whole layers, part of a layer)}."""
     # Raises if the table has such kinds, and the workload or the system cannot be split into parts.
     custom_phases, used_phases = table.grammar.custom_phases, table.used_phases
     phases = [p for p in custom_phases if p.kind.time in LAYER_PARTS and p in used_phases]
@@ -243,8 +243,8 @@ def with_kinds(
     exchanges: Mapping[str, PerStage],
 ) -> Costs:
     """Add costs for custom kinds of ops that run attention, experts or their exchanges."""
-    # `kinds` are as in `LAYER_PARTS`. By cost field (stages), `attention` is its share of the
-    # compute of whole layers, and `exchanges` are the seconds of their exchanges with experts.
+    # `kinds` has entries of `LAYER_PARTS`. {cost field: (stages)}: `attention` is the share of
+    # attention in the compute of layers, `exchanges` the seconds of their exchanges with experts.
     kind_costs = {}
     for name, (field, part) in kinds.items():
         compute = getattr(costs, field) - exchanges[field]

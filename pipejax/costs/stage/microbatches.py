@@ -1,7 +1,7 @@
 """Microbatches of different lengths: costs by number of tokens, and their order.
 
-Lengths are tokens: one number for each microbatch, or the lengths of the sequences that are packed
-into it, which do not attend to each other.
+The length of a microbatch is its number of tokens, or a list with the lengths of the sequences
+packed into it. Packed sequences do not attend to each other.
 """
 
 import dataclasses
@@ -42,13 +42,14 @@ def by_length(
     lengths: Lengths,
     compute: Callable[[Model, float], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Compute values for microbatches of these lengths; return arrays by name."""
+    """Compute values for microbatches of these lengths: {name: array (..., microbatches)}."""
     # `compute` takes a model with a sequence length, and the number of such sequences in a
-    # microbatch; it returns arrays by name. The results have microbatches as a further, last axis.
+    # microbatch; it returns {name: array}, without the axis of microbatches.
     packed = Packed.from_lengths(lengths)
     check_count("lengths", lengths, table.num_microbatches)
-    # of 8 tokens, a packed microbatch of equivalent length 4 has 2 sequences of 4; one that is not
-    # packed has as many sequences as the workload says, of fewer or more tokens
+    # A packed microbatch of 8 tokens and equivalent length 4 counts as 2 sequences of 4. A
+    # microbatch that is not packed has the workload's number of sequences, of fewer or more
+    # tokens.
     usual_size = float(workload.microbatch_size(table))
     sizes = np.where(packed.is_packed, packed.tokens / packed.sequence, usual_size)
     keys = list(zip((packed.tokens / sizes).tolist(), sizes.tolist(), strict=True))
@@ -66,8 +67,8 @@ class Packed(NamedTuple):
     """Microbatches as numbers of tokens, and as equivalent lengths of equal sequences."""
 
     tokens: Float[NumpyArray, " microbatches"]
-    sequence: Float[NumpyArray, " microbatches"]  # sum of squares of its sequences over its tokens
-    is_packed: NumpyArray  # (microbatches) whether its sequences were given, not its tokens
+    sequence: Float[NumpyArray, " microbatches"]  # sum of squares of sequence lengths / tokens
+    is_packed: NumpyArray  # (microbatches) whether the length is a list of sequences
 
     @classmethod
     def from_lengths(cls, lengths: Lengths) -> "Packed":
@@ -87,7 +88,7 @@ class Packed(NamedTuple):
             tokens.append(float(sum(row)))
             squares.append(float(sum(length**2 for length in row)))
             is_packed.append(is_list)
-        # [2, 6]: 8 tokens, which attend to as many others as in sequences of 40 / 8 = 5 tokens
+        # [2, 6]: 8 tokens, which attend to as many tokens as in sequences of 40 / 8 = 5 tokens
         sequence = np.array(squares) / np.array(tokens)
         return cls(np.array(tokens), sequence, np.array(is_packed))
 
@@ -103,7 +104,7 @@ def read_lengths(path: str | Path) -> list[float | list[float]]:
       path: the file.
 
     Returns:
-      Of each microbatch its tokens, or the lengths of its sequences.
+      For each microbatch, its tokens or the list of the lengths of its sequences.
 
     Raises:
       ValueError: if the file holds anything else.
