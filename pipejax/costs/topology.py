@@ -1,8 +1,8 @@
 """Places of workers on a machine of nodes, with fast links in nodes and slower links between.
 
-Places decide which messages leave a node, and nothing else. So costs are computed once for each
-level of the machine, as if all messages used links of that level, and a placement selects a level
-for each stage boundary. Many placements are one gather.
+Places decide only which messages leave a node. So costs are computed once per link level, as if all
+messages used links of that level. A placement then selects a level for each stage boundary, so
+that many placements are one array look-up.
 """
 
 import dataclasses
@@ -32,16 +32,16 @@ class Topology:
     """A machine of nodes, and the places of a pipeline's workers on it.
 
     Args:
-      workers_per_node: places of a node; or several numbers, each a multiple of the one before: of
-        a node, of a rack of nodes, and so on.
-      latency: L of a message by level, fastest first: inside a node, between nodes of a rack, and
-        so on, one more than numbers of places; one number where all levels are alike [s].
-      transmit: X, bytes over bandwidth, by level likewise [s].
+      workers_per_node: workers of a node; or several numbers: of a node, of a rack of nodes, and so
+        on, each a multiple of the one before.
+      latency: L of a message: one number, or one per level, which are one more than the numbers of
+        workers: inside a node, between nodes of a rack, and so on [s].
+      transmit: X, bytes / bandwidth, in the form of latency [s].
       places: (workers) place of each worker, numbered node by node; in order if not given.
 
     Raises:
-      ValueError: if numbers of places do not ascend so, there are not as many times as levels, or
-        one is negative or not finite, or a place is named twice.
+      ValueError: if a number of workers is no multiple of the one before, there are not as many
+        times as levels, a time is negative or not finite, or a place is named twice.
     """
 
     workers_per_node: int | Sequence[int]
@@ -136,8 +136,8 @@ def topology_costs(costs: Costs, table: ScheduleTable, topology: Topology) -> Co
     """Set message times from the links that connect the workers on a machine.
 
     Args:
-      costs: unbatched costs [s]; their own message times play no part.
-      table: the schedule that they are for: says which worker holds which stage.
+      costs: unbatched costs [s]; their message times are replaced.
+      table: the schedule; it tells which worker holds which stage.
       topology: the machine; JAX may trace its times.
 
     Returns:
@@ -188,7 +188,7 @@ class PlacedCosts(NamedTuple):
     def from_levels(
         cls, costs: Sequence[Costs], table: ScheduleTable, sizes: Sequence[int]
     ) -> "PlacedCosts":
-        """Combine costs by link level; costs of a level hold if all messages use its links."""
+        """Combine costs of each link level, which hold if all messages use links of that level."""
         messages = {
             name: _stack_levels([getattr(level_costs, name) for level_costs in costs], table)
             for name in MESSAGE_FIELDS
@@ -201,14 +201,14 @@ class PlacedCosts(NamedTuple):
         return place_nodes(self.level)
 
     def choices(self, places: Places) -> Int[NumpyArray, "placements choices"]:
-        """Return link levels and sharing of nodes: placements with equal rows have equal costs."""
+        """Return link levels and sharing of nodes; placements with equal rows have equal costs."""
         columns = [self._boundary_levels(places)[:, self._changes_worker]]
         if self.by_sharing:
             columns.extend(self._node_sharing(places))
         return np.concatenate(columns, axis=1).astype(np.int8)
 
     def batch(self, places: Places) -> Costs:
-        """Return the costs of several placements as a batch for `makespans`, the first axis."""
+        """Return the costs of several placements, as a batch for `makespans`."""
         levels = self._boundary_levels(places)
         shares_node, ends_share = self._node_sharing(places)
         direction, pipe, boundary = np.ogrid[:2, : levels.shape[1], : levels.shape[2]]

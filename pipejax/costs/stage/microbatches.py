@@ -131,7 +131,7 @@ def read_lengths(path: str | Path) -> list[float | list[float]]:
             lines = [(line, text) for line, text in enumerate(text.splitlines(), 1) if text.strip()]
             lengths = ResultList(_line_lengths(line, text) for line, text in lines)
         Packed.from_lengths(lengths)
-    except (ValueError, TypeError) as error:  # undecodable bytes are one too
+    except (ValueError, TypeError) as error:  # also a UnicodeDecodeError
         raise ValueError(f"{path}: {str(error).splitlines()[0]}") from None
     return lengths
 
@@ -171,7 +171,7 @@ def in_order(costs: Costs, order: Int[NumpyArray, "*batch microbatches"]) -> Cos
 
 
 def map_microbatches(function: Callable[[Any], Any], costs: Costs) -> Costs:
-    """Apply a function to each cost that has an axis of microbatches, its last axis."""
+    """Apply a function to each cost whose last axis is that of the microbatches."""
     times = {
         name: function(time) if differs_by_microbatch(name, time) else time
         for name, time in vars(costs).items()

@@ -1,4 +1,4 @@
-"""Costs of a model for any places of workers in nodes, which decide what links messages use."""
+"""Costs of a model as a function of workers' places, which decide the links of messages."""
 
 import dataclasses
 from typing import Any
@@ -13,8 +13,8 @@ from pipejax.costs.system.system import System
 from pipejax.costs.topology import Levels, PlacedCosts
 from pipejax.schedules.table.table import ScheduleTable
 
-FAR = 1e9  # place in a node of its own
-OF_COPIES = ("all_reduce", "update")  # costs with exchanges of copies, or of the ends of a pipe
+FAR = 1e9  # place so far away that it is in another node
+OF_COPIES = ("all_reduce", "update")  # costs with exchanges of copies, or of the two end stages
 
 
 def model_levels(workload: Workload, system: System, table: ScheduleTable) -> Levels:
@@ -39,7 +39,7 @@ def model_placements(workload: Workload, system: System, table: ScheduleTable) -
         "transmit": np.stack([zeros + work.message_bytes / link.rate for link in links]),
     }
     shared_costs = []
-    for copies_share, ends_share in np.ndindex(2, 2):  # 1 if they share a node
+    for copies_share, ends_share in np.ndindex(2, 2):  # 1 if copies, or ends, share a node
         last_place = 0.0 if ends_share else FAR
         nearest = np.where(work.stages.last > 0, last_place, 0.0)
         farthest = nearest if copies_share else nearest + 2 * FAR

@@ -1,8 +1,8 @@
 """Microbatches in slices: slice k of K is priced as a part of a shorter sequence.
 
-A slice has s / K tokens, which attend to (k + 1/2) s / K tokens in the mean, as the tokens of a
-sequence of (2k + 1) s / K do. So it is priced as the (2k + 1)-th part of one. All slices together
-have the tokens of a microbatch, and its pairs of tokens that meet.
+Slice k has s / K tokens, which attend to (k + 1/2) s / K tokens on average, like the tokens of a
+sequence of (2k + 1) s / K. So the slice is priced as 1 / (2k + 1) of such a sequence. All slices
+together have the tokens of a microbatch, and its pairs of tokens that attend to each other.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from pipejax.schedules.table.table import ScheduleTable
 
 
 def sliced_model(model: Model, part: int, slices: int) -> Model:
-    """Return the model with a sequence and window that is priced like slice `part` of it."""
+    """Return the model with the sequence length and window at which slice `part` is priced."""
     if not model.causal:
         raise MismatchError(
             f"{model.name or 'a model'} is not causal: a slice cannot go before those that it "
@@ -39,13 +39,13 @@ def sliced_model(model: Model, part: int, slices: int) -> Model:
 def by_slice(
     workload: Workload, table: ScheduleTable, compute: Callable[[Model, float], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Compute values for each slice of a microbatch; return arrays by name."""
+    """Compute values for each slice of a microbatch: {name: array (..., slices of the step)}."""
     # `compute` takes a model with a sequence length, and the number of such sequences in a slice;
-    # it returns arrays by name. The results have all slices of the step as a further, last axis.
+    # it returns {name: array}, without the axis of slices.
     slices, size = table.grammar.slices, workload.microbatch_size(table)
     results = []
     for part in range(slices):
-        # the model's sequence is 2 part + 1 slices long, so that many fewer of it are in a slice
+        # the sequence is as long as 2 part + 1 slices, so a slice has 1 / (2 part + 1) of it
         results.append(compute(sliced_model(workload.model, part, slices), size / (2 * part + 1)))
     count = table.num_microbatches // slices  # the table numbers slices as microbatches
     stacks = {name: np.stack([result[name] for result in results], axis=-1) for name in results[0]}
@@ -53,7 +53,7 @@ def by_slice(
 
 
 def check_whole(table: ScheduleTable, what: str) -> None:
-    """Refuse a table whose microbatches are cut into slices; `what` needs whole ones."""
+    """Refuse a table whose microbatches are cut into slices; `what` needs whole microbatches."""
     if table.grammar.slices > 1:
         raise MismatchError(
             f"{what} takes whole microbatches, those of {table.name} are in "

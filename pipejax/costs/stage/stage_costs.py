@@ -61,8 +61,8 @@ ByPart = Float[Computed, "ways parts phases"]
 OneWay = Float[Computed, "parts phases"]
 
 
-# parts of an op's seconds: kernels; exchanges that compute does not hide, of tensors, of context,
-# of tokens with experts and of weights that replicas split; the host's time to start all of them
+# parts of an op's time: kernels ("compute"); exchanges that compute does not hide, by kind of
+# parallelism; and the host's time to start kernels and exchanges
 PARTS = ("compute", "tensor", "context", "expert", "weights", "host")
 COMPUTE, EXPERT, HOST = (PARTS.index(part) for part in ("compute", "expert", "host"))
 _IS_HOST = (np.arange(len(PARTS)) == HOST)[:, None]  # (parts, stages)
@@ -103,12 +103,12 @@ ByField = dict[str, Float[Computed, "*parts stages"]]
 
 
 def _attention(work: StageWork, system: System, seconds: ByField) -> ByField:
-    """Return attention's share of each op's compute time, by cost field (stages)."""
+    """Return {cost field: share of attention in the compute time of the op (stages)}."""
     attention = op_seconds(attention_alone(work), system)
     shares = {}
     for field, parts in seconds.items():
         total = parts[COMPUTE]
-        # stages that compute nothing: 0 / 1
+        # a stage that computes nothing gets 0 / 1
         shares[field] = attention[field][COMPUTE] / xp.where(total == 0, 1.0, total)
     return shares
 
@@ -133,9 +133,9 @@ def _exchanges(work: StageWork, system: System) -> Exchanges:
 def op_seconds(
     work: StageWork, system: System, exchanges: Exchanges | None = None
 ) -> dict[str, Float[Computed, "parts stages"]]:
-    """Return op times [s] of a microbatch by cost field, as arrays of shape (parts, stages)."""
+    """Return {cost field: times of an op of a microbatch (parts, stages) [s]}."""
     # The parts are those of `PARTS`. B runs I and W in one pass, in which compute hides more
-    # exchanges than in two passes; of two passes, each repeats the recomputation that it needs.
+    # exchanges. If I and W are two passes, each repeats the recomputation that it needs.
     exchanges = exchanges or _exchanges(work, system)
     layer_seconds = _layer_seconds(work, system, exchanges)
     two_passes = [seconds[APART] for seconds in layer_seconds]
@@ -169,7 +169,7 @@ def _phase_seconds(
 
 
 def _input_grad(work: StageWork, system: System, layer_seconds: Sequence[OneWay]) -> Seconds:
-    """Return the time [s] of I by part and stage, with the forwards that it recomputes."""
+    """Return the time [s] of I (parts, stages), with the forwards that I recomputes."""
     # I gathers split weights once for its own products and for the recomputed forwards.
     recomputation = _layers(layer_seconds, FORWARD, work.recomputed)
     input_grad = _phase(work, system, layer_seconds, INPUT_GRAD)
@@ -178,7 +178,7 @@ def _input_grad(work: StageWork, system: System, layer_seconds: Sequence[OneWay]
 
 def _phase(work: StageWork, system: System, layer_seconds: Sequence[OneWay], phase: int) -> Seconds:
     """Return the time [s] of F, I or W without recomputed layers, as (parts, stages)."""
-    *_, embedding, head = layer_seconds  # before them, a layer of each kind
+    *_, embedding, head = layer_seconds  # the entries before are layers
     passes = 0.0 if phase == WEIGHT_GRAD else 1.0  # I and W are one pass of the host
     host = (1 - work.layout.graphs) * host_time(system, microbatches=passes)
     edges = embedding[:, phase, None] * work.stages.first[None]
@@ -188,21 +188,21 @@ def _phase(work: StageWork, system: System, layer_seconds: Sequence[OneWay], pha
 
 def _layers(layer_seconds: Sequence[OneWay], phase: int, layers: PerKind) -> Seconds:
     """Return the time [s] of all layers of a stage in one phase, as (parts, stages)."""
-    # `layer_seconds` are of one layer of each kind, embedding and head; `layers` counts the layers
-    # of each kind on the stages.
+    # `layer_seconds` has the times of a layer of each kind, then of embedding and head. `layers`
+    # has the number of layers of each kind on every stage.
     *kinds, _, _ = layer_seconds  # without embedding and head
     counts = zip(kinds, layers, strict=True)
     terms = [seconds[:, phase, None] * count[None] for seconds, count in counts]
     return sum(terms[1:], start=terms[0])
 
 
-_SPLIT_FROM = np.array([3.0, 3.0, 2.0])  # level of ZeRO at which a phase exchanges, by phase
+_SPLIT_FROM = np.array([3.0, 3.0, 2.0])  # (phases) ZeRO level from which a phase exchanges
 
 
 def _layer_seconds(work: StageWork, system: System, exchanges: Exchanges) -> list[ByPart]:
     """Return the times [s] of a layer of each kind, of the embedding and of the head."""
-    # The workload's share of the exchange of split weights (ZeRO 3) and gradients (ZeRO 2) runs
-    # beside the compute of another layer, as far as it fits.
+    # The share `overlap` of the exchanges of split weights (ZeRO 3) and gradients (ZeRO 2) runs
+    # beside the compute of another layer, as far as the exchanges fit there.
     layer_seconds = []
     devices = _devices(work, system, exchanges.within_layers)
     # exchanges in UNSHARD and REDUCE_GRAD cells are not in the ops
@@ -216,7 +216,7 @@ def _layer_seconds(work: StageWork, system: System, exchanges: Exchanges) -> lis
             system,
             launches=sum((stacked(op.launches) for op in part.ops), np.zeros(len(PHASES))),
             collectives=sum((stacked(exchange.count) for exchange in part.collectives), 0.0),
-            layers=1.0 if index < len(work.kinds) else 0.0,  # then embedding and head
+            layers=1.0 if index < len(work.kinds) else 0.0,  # 0 for embedding and head
         )
         last_parts = xp.stack([weights, xp.broadcast_to(host, weights.shape)], axis=1)
         layer_seconds.append(xp.concatenate([device, last_parts], axis=1))
@@ -245,8 +245,8 @@ def _cell_exchanges(
 
 def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:
     """List the ops and collectives of each layer kind, embedding and head."""
-    # They are kernels if the system prices kernels, else one op. For a batch of systems of both
-    # sorts, the list has the parts with kernels, and then the parts as one op.
+    # Ops are kernels if the system prices kernels, else one op per layer. For a batch of systems of
+    # both sorts, the list has first the parts with kernels, then the parts as one op.
     kernels = [(part.ops, part.collectives) for part in work.parts]
     whole = [(part.whole, part.whole_collectives) for part in work.parts]
     if isinstance(priced, bool):
@@ -278,10 +278,10 @@ def _device_seconds(
     ops: Iterable[tuple[LayerOp, ByPhase]],
     exchanges: Iterable[tuple[Collective, ByPhase]],
 ) -> ByPart:
-    """Return the times [s] of compute and of exchanges that it does not hide, by group."""
-    # Ops and exchanges come with their seconds (phases), as if nothing hid them. The result is
-    # (ways, parts, phases): the ways are I and W apart, and I and W in one pass, where products of
-    # W hide exchanges of I and the reverse; the parts are those of `PARTS` before "weights".
+    """Return times [s] of compute and of exchanges that compute does not hide, in three axes."""
+    # The axes are (ways, parts, phases). The ways are I and W apart, and I and W in one pass, in
+    # which products of W hide exchanges of I and the reverse. The parts are those of `PARTS` before
+    # "weights". Ops and exchanges come with their seconds (phases), as if nothing hid them.
     layout = work.layout
     compute, *groups = PARTS[: PARTS.index("weights")]
     zeros = attention = products = dispatch = np.zeros(len(PHASES))
@@ -298,7 +298,7 @@ def _device_seconds(
         group = exchange.group.removesuffix("_tensor")
         if exchange.overlaps_with == "attention":
             wait = wait - hidden_ring(contention, wait, attention, layout.context)
-        elif exchange.overlaps_with == "layer":  # of another microbatch
+        elif exchange.overlaps_with == "layer":  # hidden by a layer of another microbatch
             dispatch = dispatch + wait
         elif exchange.overlaps_with:
             other_products = products[PHASES.index(exchange.overlaps_with)]
@@ -318,14 +318,14 @@ def _kernels(system: System, ops: Sequence[LayerOp]) -> list[ByPhase]:
     by_index: dict[int, ByPhase] = {}
     for indices in indices_by_kind.values():
         batch = stacked_trees([dataclasses.replace(ops[index], name="") for index in indices])
-        columns = [device_time(system, batch, phase) for phase in PHASES]
-        seconds = xp.stack(columns, axis=-1)  # (ops, phases)
+        phase_times = [device_time(system, batch, phase) for phase in PHASES]
+        seconds = xp.stack(phase_times, axis=-1)  # (ops, phases)
         by_index |= {index: seconds[row] for row, index in enumerate(indices)}
     return [by_index[index] for index in range(len(ops))]
 
 
 def has_host_link(system: System) -> bool:
-    """Return whether the host link's bandwidth is above 0; a traced bandwidth counts as such."""
+    """Return whether the host link's bandwidth is above 0, or traced and so unknown."""
     bandwidth = system.host_link.bandwidth
     return is_traced(bandwidth) or bool(np.all(np.asarray(bandwidth) > 0))
 
@@ -341,9 +341,9 @@ def _gradient_exchange(
     work: StageWork, system: System, exchanges: Exchanges, backward: Number
 ) -> PerStage:
     """Return the time [s] of A (stages): gradient exchanges that the backward does not hide."""
-    # Replicas that split the optimizer state (ZeRO 1) need only their part of the sum. If replicas
-    # split gradients (ZeRO 2), every backward exchanges its own, so none are exchanged here. First
-    # and last stage also sum the gradients of an embedding that both hold.
+    # With ZeRO 1, a replica needs only its part of the summed gradients. With ZeRO 2, every
+    # backward exchanges its gradients, so A exchanges none. The first and the last stage also sum
+    # the gradients of an embedding that both hold.
     zero, stages = work.layout.zero, work.stages
     total = xp.where(zero >= 1, exchanges.gradient_parts, exchanges.gradients)
     layers = xp.maximum(sum(work.layers), 1.0)
@@ -386,11 +386,11 @@ def stage_costs(
 ) -> Costs:
     """Compute the times of every op and message of a schedule for a workload on a system.
 
-    With `lengths`, a microbatch of n tokens is priced as b sequences of n / b tokens, b as without
-    lengths. Packed sequences, and slices, are priced as sequences of the length sum(s^2) / sum(s),
-    at which tokens attend to as many others. So products grow with the tokens, attention with the
-    squares of the sequences; kernels keep their efficiencies, messages their bytes per token.
-    Latencies, A, U, sharding do not depend on lengths; with slices, A and U overlap with the first.
+    With `lengths`, a microbatch of n tokens is priced as b sequences of n / b tokens, where b is
+    the workload's microbatch size. Packed sequences s are priced as sequences of sum(s^2) / sum(s)
+    tokens, which attend to as many others; slices likewise. So products grow with the tokens, and
+    attention with the squares of the lengths. Latencies, A, U and sharding do not depend on
+    lengths. With slices, A and U overlap with the first slice.
 
     Args:
       workload: model, minibatch and parallelism.
@@ -399,14 +399,14 @@ def stage_costs(
       lengths: tokens of each microbatch, or the lengths of its sequences; all equal if None.
 
     Returns:
-      Costs with one entry per stage and, for messages, per direction, pipe and boundary, in
-      float64 where no number of model and system is traced; with lengths, or microbatches in
-      slices, an axis of microbatches more.
+      Costs with one entry per stage; message times have one per direction, pipe and boundary. With
+      lengths or slices, there is a further axis of microbatches. Costs are float64 unless JAX
+      traces a number of model or system.
 
     Raises:
       ValueError: if the microbatches do not divide the minibatch, or layers are too few; if a
-        length is not above 0, or there are not as many as microbatches, or these are in slices; if
-        a model in slices is not causal.
+        length is not above 0, there are not as many lengths as microbatches, or microbatches are in
+        slices; if a model in slices is not causal.
 
     Example:
       >>> import pipejax as pj
@@ -429,7 +429,7 @@ def stage_costs(
         return costs_of_microbatch(workload.model, system, workload, table)
     if lengths is not None:
         check_whole(table, "lengths")
-    no_stragglers = dataclasses.replace(workload, stragglers=())  # they are applied at the end
+    no_stragglers = dataclasses.replace(workload, stragglers=())  # slow workers come at the end
 
     def compute_costs(model: Model, microbatch_size: float) -> dict[str, Any]:
         """Return the costs that depend on a microbatch's length, by field."""
@@ -449,7 +449,7 @@ def stage_costs(
 
 
 def stage_parts(workload: Workload, system: System, table: ScheduleTable) -> dict[str, Costs]:
-    """Split `stage_costs` into parts such as compute; return the costs by part."""
+    """Split `stage_costs` into parts; return {part, such as "compute": costs}."""
     return _stage_parts(workload.model, system, workload, table)
 
 
@@ -484,7 +484,7 @@ def _stage_parts(
     costs_by_part = {}
     for row, part in enumerate(PARTS):
         times = {name: parts[row] for name, parts in seconds.items()}
-        is_exchange = 1.0 if row == EXPERT else 0.0  # of tokens with experts, not compute
+        is_exchange = 1.0 if row == EXPERT else 0.0  # time of exchanges with experts
         exchanges = {name: is_exchange * time for name, time in times.items()}
         costs = with_kinds(Costs(**times, **others), kinds, attention, exchanges)
         costs_by_part[part] = with_factors(costs, workload, table)

@@ -1,8 +1,8 @@
 """Work of a schedule's stages: FLOP, memory bytes and message bytes per accelerator.
 
-It depends on model, layout and schedule, never on the speed of a machine. `stage_work` and
-`stage_bytes` are for one schedule; `work_of_stages` and `bytes_of_stages` count the same from
-numbers alone, which may be padded and traced, so that many layouts are one batch.
+Work depends on model, layout and schedule, never on the speed of a machine. `stage_work` and
+`stage_bytes` take a schedule. `work_of_stages` and `bytes_of_stages` take only numbers, which may
+be padded and traced, so that many layouts are one batch.
 """
 
 import dataclasses
@@ -73,12 +73,12 @@ PerKind = tuple[PerStage, ...]
 class PartWork(NamedTuple):
     """Work of a part of the model (a layer, the embedding or the head) on one accelerator."""
 
-    ops: tuple[LayerOp, ...]  # its kernels
-    collectives: tuple[Collective, ...]  # exchanges beside and between them
+    ops: tuple[LayerOp, ...]  # kernels of the part
+    collectives: tuple[Collective, ...]  # exchanges beside and between the kernels
     # all kernels as one op, for systems that price layers, not kernels, and exchanges with it
     whole: tuple[LayerOp, ...] = ()
     whole_collectives: tuple[Collective, ...] = ()
-    # parameters of one accelerator, which replicas may split, and those of them with gradients
+    # parameters of one accelerator before replicas split them: all, and those with gradients
     weights: ParameterCounts = ParameterCounts(0.0, 0.0)
     trained: ParameterCounts = ParameterCounts(0.0, 0.0)
 
@@ -87,24 +87,25 @@ class StageWork(NamedTuple):
     """Work of every stage for one microbatch, per accelerator: ops, bytes and messages."""
 
     layout: Layout  # degrees of parallelism
-    stages: Stages  # where they lie
+    stages: Stages  # layers and places of the stages
     layers: PerKind  # (stages) layers of each kind
-    recomputed: PerKind  # (stages) those of each kind whose forward is run again within I
+    recomputed: PerKind  # (stages) layers of each kind whose forward is repeated within I
     kinds: tuple[PartWork, ...]  # work of one layer, by kind
     embedding: PartWork  # work of the embedding
     head: PartWork  # work of the output head and its loss
     heads: PerStage  # (stages) output heads: one on the last stage, and one for each further token
     message_bytes: Numbers  # (1, boundaries) bytes of one message
-    parameters: ParameterCounts  # trained ones of one accelerator, before replicas split them
+    parameters: ParameterCounts  # trained parameters of an accelerator, before replicas split them
     gradient_bytes: Number  # bytes per parameter in the gradient exchange
     element_bytes: Number  # bytes per weight
     update_bytes: Number  # bytes per parameter that the optimizer reads and writes
-    tied_parameters: Number  # of an embedding that first and last stage both hold
-    offload_bytes: Numbers | None  # (stages) to the host, if activations may go
-    # 1 where UNSHARD or REDUCE_GRAD cells exchange what replicas split; None without
+    tied_parameters: Number  # parameters of an embedding that first and last stage both hold
+    offload_bytes: Numbers | None  # (stages) bytes to the host; None without offloads
+    # 1 if UNSHARD or REDUCE_GRAD cells exchange split weights in this phase; None without such
+    # cells
     in_cells: Float[NumpyArray, " phases"] | None = None
-    layers_again: PerKind | None = None  # (stages) layers of each kind that W runs again
-    # work of one layer by kind without the parts that it recomputes, if W runs these again
+    layers_again: PerKind | None = None  # (stages) layers of each kind whose forward W repeats
+    # work of one layer by kind without recomputation, if W recomputes parts of layers
     kinds_once: tuple[PartWork, ...] | None = None
 
     @property
@@ -139,7 +140,7 @@ def stage_work(
 
 
 def in_cells(table: ScheduleTable) -> Float[NumpyArray, " phases"] | None:
-    """Return (phases) 1 if cells of the table exchange the split weights; None without any."""
+    """Return (phases) 1 if cells of the table exchange split weights; None without such cells."""
     phases = Phase.UNSHARD, Phase.UNSHARD, Phase.REDUCE_GRAD
     in_table = np.isin(phases, table.phase).astype(float)
     return in_table if in_table.any() else None
@@ -226,12 +227,12 @@ class StageBytes(NamedTuple):
     weights: Numbers  # (stages) [B]
     gradients: Numbers  # (stages) [B]
     optimizer: Numbers  # (stages) optimizer state that is not in the host's memory [B]
-    gathered: Numbers  # (stages) of the layers at work, where replicas split weights [B]
-    buffers: Numbers  # (stages) what the backward needs once per worker, spread over its stages [B]
-    activations: Numbers  # (stages), or (stages, microbatches) of slices [B]
-    weight_share: Numbers  # (stages) needed by W after I; above 1 where I recomputes
-    checkpoint: Numbers  # (stages) left between F and R [B]
-    # (stages) held while B, I and W run: B one layer or group at a time, I all that W needs [B]
+    gathered: Numbers  # (stages) gathered weights of running layers, if replicas split weights [B]
+    buffers: Numbers  # (stages) share of the buffers that its worker's backwards use [B]
+    activations: Numbers  # (stages) of a microbatch, or (stages, microbatches) with slices [B]
+    weight_share: Numbers  # (stages) share of activations for W after I; above 1 if I recomputes
+    checkpoint: Numbers  # (stages) part of activations that is kept between F and R [B]
+    # (stages) more memory while B, I or W runs: B for a layer or group, I for all that W needs [B]
     at_work: tuple[Numbers, Numbers, Numbers]
     version: Numbers  # (stages) one more version of trained weights [B]
 
@@ -262,9 +263,9 @@ def stage_bytes(
     """Compute the memory [B] that each stage needs, per accelerator of a worker that holds it.
 
     Full recomputation keeps the input of every layer, or of every group of layers. B recomputes one
-    layer or group at a time; I recomputes all that W needs, as R does on stages with R cells; if W
-    recomputes again, inputs stay until W. A slice also keeps its keys and values for later slices,
-    and the backward of a microbatch holds their gradients for all slices but the current one.
+    layer or group at a time. I recomputes all that W needs, and so does R on stages with R cells.
+    If W recomputes again, inputs stay until W. A slice also keeps its keys and values for later
+    slices. The backward of a microbatch holds their gradients for all slices but the current one.
 
     Without backwards, a stage holds weights, all keys and values, and one layer's activations.
     """
@@ -294,7 +295,7 @@ def stage_bytes(
     is_again = layout.recompute_again and (workload.recompute != "none" or has_r.any())
     if workload.weight_share is None or is_again:
         return memory
-    # the workload gives the share of all that I holds; the record has it relative to activations
+    # the workload's share is of all memory that I holds, the record's share is of activations
     activations: Any = memory.activations
     _, held_in_input_grad, _ = memory.at_work
     in_input_grad = activations + held_in_input_grad
@@ -351,7 +352,8 @@ def bytes_of_stages(
     has_r: Any = np.False_,
 ) -> StageBytes:
     """Compute the memory of stages without a table, as `work_of_stages` counts their work."""
-    # A layer keeps `after_f` bytes from F on, or its input if recomputed; W needs `for_w` bytes.
+    # A layer keeps `after_f` bytes after F, or its input if it is recomputed; W needs `for_w`
+    # bytes.
     first, last = stages.first, stages.last
     embedding_bytes, head_bytes = edge_activation_bytes(model, layout)
     keys = (slices > 1) * key_bytes(model, layout)
@@ -369,7 +371,7 @@ def bytes_of_stages(
     checkpoints = checkpoint_bytes(recomputed)
     activations, checkpoint = checkpoints + edges, checkpoint_bytes(layers) + edges
     held_in_i, needed_by_w = -checkpoints, 0.0 * last  # change in I; bytes for W
-    layer_peak = layer_peak_in_i = 0.0 * last  # of one layer or group while it runs
+    layer_peak = layer_peak_in_i = 0.0 * last  # added by one layer or group while it runs
     kinds = layer_kinds(model, layout)
     for (kind, kind_layout), count, num_recomputed in zip(kinds, layers, recomputed, strict=True):
         num_kept = count - num_recomputed
@@ -400,7 +402,7 @@ def bytes_of_stages(
         **_parameter_bytes(model, layout, stages),
         buffers=_buffers(model, layout, layers, stages) + (slices - 1) * sum(layers) * keys,
         activations=activations,
-        # a stage with the embedding alone may keep nothing
+        # a stage with only the embedding may keep nothing
         weight_share=needed_by_w / xp.where(activations == 0, 1.0, activations),
         checkpoint=checkpoint,
         at_work=(layer_peak, held_in_i, held_in_w),
@@ -424,7 +426,7 @@ def _parameter_bytes(model: Model, layout: Layout, stages: Stages) -> dict[str, 
 
 
 def _split_bytes(layout: Layout, parameters: ParameterCounts, size: Number, level: int) -> Numbers:
-    """Return the bytes of parameters of `size` bytes; replicas split them from a ZeRO level on."""
+    """Return the bytes of parameters of `size` bytes, which replicas split from a ZeRO level on."""
     is_split = layout.zero >= level
     dense_parts = 1 + (layout.replicas - 1) * is_split
     expert_parts = 1 + (layout.expert_replicas - 1) * is_split
@@ -447,14 +449,14 @@ def memory_bytes(
 ) -> Float[NumpyArray, " workers"]:
     """Return the peak memory of each worker, per accelerator: static memory and activations.
 
-    An activation is taken at the start of F; the end of B frees it, the end of I all but the share
-    that W needs, and the end of W that share. Offloads count as ending at once: `activation_memory`
-    of a run follows them in time.
+    F allocates an activation at its start. The end of B frees it. The end of I frees all but the
+    share that W needs, and the end of W frees that share. Offloads count as ending at once:
+    `activation_memory` of a run follows them in time.
 
     Args:
       workload: model, minibatch and parallelism.
       table: the schedule.
-      assigned: layers by stage, assigned by the table's shares if None.
+      assigned: layers of each stage; None to assign them by the table's shares.
 
     Returns:
       (workers) bytes.
@@ -485,7 +487,7 @@ def gathered_bytes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray
         return np.zeros(table.num_workers)
     sizes = gathered_sizes(workload, table)
     if np.array_equal(sizes, np.asarray(stage_bytes(workload, table).weights, float)):
-        return np.zeros(table.num_workers)  # nothing is split: weights are there all the time
+        return np.zeros(table.num_workers)  # no weights are split: they are there all the time
     return gathered_peak(table, sizes)
 
 
@@ -498,7 +500,7 @@ def gathered_sizes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray
 def static_parts(
     workload: Workload, table: ScheduleTable
 ) -> dict[str, Float[NumpyArray, " workers"]]:
-    """Return static memory by part, such as optimizer: bytes per accelerator (workers)."""
+    """Return {part, such as "optimizer": static memory per accelerator (workers) [B]}."""
     memory = stage_bytes(workload, table)
     if table.grammar.forward_only:
         by_part = {"parameters": memory.weights, "activations": memory.gathered + memory.buffers}

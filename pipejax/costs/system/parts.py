@@ -1,7 +1,7 @@
-"""Parts of a system, and all its numbers by name, as `network.bandwidth`.
+"""Parts of a system, and the names of its numbers, such as `network.bandwidth`.
 
-Parts are efficiencies, links, collectives, kernels, the host that starts them. By its name a number
-is read, replaced, and written to a system's file.
+Parts are efficiencies, links, collectives, kernels, and the host that starts kernels. The name of a
+number serves to read it, to replace it, and to write it to a system's file.
 """
 
 import dataclasses
@@ -35,14 +35,14 @@ from pipejax.costs.precision import FloatFields, is_traced, make_floats
 
 Numbers = float | Float[Array, "..."] | Float[NumpyArray, "..."]  # one, or one for each stage
 if TYPE_CHECKING:
-    Number = float | Array  # NumPy's arrays, too: in every product they double what mypy takes
+    Number = float | Array  # without np.ndarray: the union would double the time of mypy
 else:
     Number = Numbers
 Flag = bool | Number
 
 # Share of an accelerator's memory reserved for fragmentation and the allocator's buffers. By our
-# prediction, 10 of 2,327 measured runs left less. Tables of llm-foundry, whose microbatches are as
-# large as fit, fill 0.901 and 0.912 of the memory.
+# prediction, 10 of 2,327 measured runs left less. In tables of llm-foundry, the largest
+# microbatches that fit fill 0.901 and 0.912 of the memory.
 HEADROOM = 0.1
 ALGORITHMS = ("halving", "ring", "tree", "hierarchical")
 
@@ -88,16 +88,16 @@ class Link(FloatFields):
 class Collectives:
     """Properties of the library that runs a system's collectives, such as NCCL.
 
-    The first four say whether an algorithm may be used; the fastest of them is.
+    The first four fields say whether an algorithm may be used. The fastest such algorithm is used.
     """
 
     halving: Flag = True  # recursive halving over the slowest kind of link
     ring: Flag = False  # rings through all accelerators
     tree: Flag = False  # two binary trees of nodes, for all-reduces
     hierarchical: Flag = False  # rings inside nodes, then between them
-    latency: Number = 0.0  # of each collective, besides the links' [s]
-    simple_latency: Number = 0.0  # more of it where the whole bandwidth is used [s]
-    # share of the bandwidth that is reached without waiting for that
+    latency: Number = 0.0  # of each collective, in addition to the latency of links [s]
+    simple_latency: Number = 0.0  # further latency to use the whole bandwidth [s]
+    # share of the bandwidth that is reached without this further latency
     low_latency_share: Number = 1.0
     copies: Number = 0.0  # passes of the tensor through memory that the links wait for
 
@@ -116,12 +116,12 @@ class Kernels:
     sharpness: Number = 4.0  # exponent of the maximum of device and host, (device^q + host^q)^(1/q)
     # share of a plain product's rate that attention's products reach
     attention_efficiency: Number = 1.0
-    # share of it where rows of a factor or of the output are no multiple of 16 bytes
+    # share of this rate if rows of a factor or of the output are no multiple of 16 bytes
     misaligned_efficiency: Number = 1.0
-    # share that products below 16 bits reach, of a plain product's share of its peak
+    # efficiency of products below 16 bits, relative to that of plain products
     narrow_efficiency: Number = 1.0
-    # bytes that norms, activation functions and residuals move, over those of fused kernels in the
-    # model's precision: more where each operation reads and writes by itself, or casts
+    # bytes that norms, activation functions and residuals move, divided by those of fused kernels
+    # in the model's precision; above 1 if each operation reads and writes memory, or casts
     elementwise: Number = 1.0
 
     def __post_init__(self) -> None:
@@ -134,14 +134,14 @@ class Kernels:
 class AttentionKernels(FloatFields):
     """Speed of attention kernels: the share of peak FLOP/s that their matrix products reach.
 
-    Forward and backward under a causal mask together; 0 where it is not known.
+    The share is of forward and backward together, under a causal mask; 0 if unknown.
     """
 
     flash_attention_1: Number = 0.0  # also its Triton kernels
     flash_attention_2: Number = 0.0
     flash_attention_3: Number = 0.0
     flash_attention_4: Number = 0.0
-    cudnn: Number = 0.0  # cuDNN's, as Transformer Engine calls it
+    cudnn: Number = 0.0  # kernel of cuDNN, as Transformer Engine calls it
 
 
 ATTENTION = tuple(field.name.replace("_", "-") for field in dataclasses.fields(AttentionKernels))
@@ -152,12 +152,12 @@ ATTENTION = tuple(field.name.replace("_", "-") for field in dataclasses.fields(A
 class Host(FloatFields):
     """Times of the host processor that starts the kernels, and its memory bandwidth."""
 
-    launch: Number = 0.0  # of one kernel [s]
-    layer: Number = 0.0  # of one phase of one layer, beside its kernels [s]
-    collective: Number = 0.0  # of one collective [s]
-    microbatch: Number = 0.0  # of one phase of a stage, beside its layers [s]
-    step: Number = 0.0  # of one step [s]
-    # of its memory, the part of one accelerator; 0 where it is unknown [B/s]
+    launch: Number = 0.0  # time to start one kernel [s]
+    layer: Number = 0.0  # further time of one phase of one layer, beside its kernels [s]
+    collective: Number = 0.0  # time to start one collective [s]
+    microbatch: Number = 0.0  # further time of one phase of a stage, beside its layers [s]
+    step: Number = 0.0  # further time of one step [s]
+    # bandwidth of the host's memory for one accelerator; 0 if unknown [B/s]
     memory_bandwidth: Number = 0.0
 
 
@@ -274,7 +274,7 @@ _KINDS = {
 
 
 def file_fields(name: str, kinds: Mapping[str, FileField]) -> dict[str, dict[str, FileField]]:
-    """Read the fields of a file by section from `costs/data`, where kinds of values have names."""
+    """Read {section: {key: field}} of a file from `costs/data`; `kinds` names kinds of values."""
     sections, kinds = load_json(Path(__file__).parents[1] / f"data/{name}.json"), _KINDS | {**kinds}
     return {
         section: {key: kinds[field.pop("kind")]._replace(**field) for key, field in fields.items()}
@@ -295,7 +295,7 @@ SECTIONS: Mapping[str, Mapping[str, FileField]] = file_fields(
         ),
     },
 )
-# path of each number in a `System`; accelerators in a node and algorithms are no costs
+# {name of a number: its path in a `System`}; accelerators per node and algorithms have none
 FIELDS: Mapping[str, tuple[str, ...]] = {
     f"{section}.{name}": tuple(field.target.split("."))
     for section, fields in SECTIONS.items()
@@ -338,7 +338,7 @@ def _replace_at(record: Any, path: tuple[str, ...], value: Any) -> Any:
 
 def override_number(system: Any, name: str, value: Number) -> Any:
     """Return the system with another value of a named number; NaN keeps the old value."""
-    # So a batch of values may change only some systems. Of an efficiency curve it sets all shares.
+    # So a batch of values may change only some systems. For a curve, all its shares are set.
     path = FIELDS[name]
     current: Any = system
     for field in path:
@@ -351,7 +351,7 @@ def override_number(system: Any, name: str, value: Number) -> Any:
     return dataclasses.replace(system, **{path[0]: dataclasses.replace(curve, shares=shares)})
 
 
-# in which unit a file states a quantity that was fitted
+# {SI unit: unit in which files state fitted numbers}
 WRITTEN_IN: Mapping[str, str] = {
     "FLOP/s": "TFLOP_per_s",
     "B/s": "GB_per_s",
@@ -376,7 +376,7 @@ def system_number(system: Any, name: str) -> Number:
 
 
 def written_with(data: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, Any]:
-    """Return a system file's content with numbers replaced; `values` are in SI units by name."""
+    """Return a system file's content with numbers replaced by `values`, {name: SI number}."""
     content = {key: dict(part) if isinstance(part, dict) else part for key, part in data.items()}
     for name, value in values.items():
         section_name, key = name.split(".")

@@ -61,17 +61,17 @@ class FittedParameter(NamedTuple):
     name: str  # section and key of the system file
     value: float  # in the unit
     unit: str
-    standard_error: float | None  # in the unit; None where the data leave it open
-    identified: bool  # whether the data say more of it than its prior
+    standard_error: float | None  # in the unit; None if the data do not determine it
+    identified: bool  # whether the data determine it better than the prior does
 
 
 @short_repr
 class Band(NamedTuple):
     """Range of the ratio measured / predicted time that covers a percentage of runs."""
 
-    percent: float  # share of runs that lie between
+    percent: float  # percentage of runs in the band
     low: float  # measured over predicted time at the lower end
-    high: float  # at the upper end
+    high: float  # measured over predicted time at the upper end
 
 
 @with_short_repr("rows source parameters bands stack evidence")
@@ -79,19 +79,19 @@ class CalibrationRecord(NamedTuple):
     """Data that the numbers of a system were fitted to, and the quality of the fit."""
 
     source: str  # where the measured runs come from
-    rows: int  # how many runs
-    parameters: tuple[FittedParameter, ...]  # what was fitted
-    bands: tuple[Band, ...]  # how far measured times lie from predicted ones
-    stack: str = ""  # of the runs, by name or file; empty where they are of none that is named
-    # their regimes, and the errors of predictions of their configurations, as
+    rows: int  # number of measured runs
+    parameters: tuple[FittedParameter, ...]  # fitted numbers
+    bands: tuple[Band, ...]  # ranges of measured / predicted time
+    stack: str = ""  # stack of the runs, by name or file; empty if it has no name
+    # regimes of the runs, and the errors of predictions of their configurations, as
     # `analysis/step/evidence.py` writes them
     evidence: tuple[tuple[float, ...], ...] = ()
-    # share of gradients and gathered weights that travelled beside compute in all runs of several
-    # replicas; None where they differ, or there are none
+    # share of gradient and weight exchanges beside compute that all runs with several replicas
+    # have; None if runs differ or none has several replicas
     overlap: float | None = None
 
 
-BITS = (4, 8, 16)  # of operands
+BITS = (4, 8, 16)  # bits of operands
 
 
 def _evidence(value: Any, where: str) -> tuple[tuple[float, ...], ...]:
@@ -155,30 +155,31 @@ class System(FloatFields):
     Attributes:
       peak_flops: dense peak of one accelerator [FLOP/s].
       compute_latency: fixed cost of an op [s].
-      compute_efficiency: share of that peak by FLOP of the op.
-      memory_bandwidth: [B/s].
+      compute_efficiency: share of the peak FLOP/s, by FLOP of the op.
+      memory_bandwidth: bandwidth of an accelerator's memory [B/s].
       memory_latency: fixed cost of touching memory [s].
-      memory_efficiency: share of that bandwidth by bytes of the op.
-      memory_capacity: of one accelerator [B].
+      memory_efficiency: share of the memory bandwidth, by bytes of the op.
+      memory_capacity: memory of one accelerator [B].
       node: link between accelerators of a node.
       network: link between nodes, per accelerator.
       gpus_per_node: accelerators in a node.
       name: name of the system.
       source: where the numbers come from.
       gpus_per_nic: accelerators that share a NIC.
-      mesh: 1 where each accelerator of a node has a link of its own to each other one, which add
-        up to the node's bandwidth; 0 where all are behind switches.
-      collectives: how collectives are run.
+      mesh: 1 if each accelerator of a node has a link to every other, which add up to the node's
+        bandwidth; 0 if switches connect them.
+      collectives: properties of the library for collectives.
       narrow_peaks: dense peaks below 16 bits.
-      kernels: how long the kernels of a layer take.
-      host: what the processor that starts them takes, and the rate of its memory.
-      contention: how compute and exchanges beside it slow each other.
+      kernels: properties of the kernels of a layer.
+      host: times of the host processor, and the bandwidth of its memory.
+      contention: slow-down of compute and exchanges while both run.
       optimizer_efficiency: share of a large op's memory rate that the optimizer reaches.
-      host_link: link of one accelerator to its host's memory; of bandwidth 0 where it is unknown.
-      memory_reserve: memory of one accelerator that no tensor can have [B].
-      price: of one accelerator [USD/s]; 0 where none is known.
-      attention_kernels: how fast each kernel of attention is.
-      calibration: what the numbers were fitted to, and how well; None for a data sheet.
+      host_link: link of one accelerator to its host's memory; its bandwidth is 0 if unknown.
+      memory_reserve: memory of one accelerator that tensors cannot use [B].
+      price: price of one accelerator [USD/s]; 0 if unknown.
+      attention_kernels: speed of each attention kernel.
+      calibration: data that the numbers were fitted to, and quality of the fit; None for a data
+      sheet.
     """
 
     peak_flops: Number
@@ -232,7 +233,7 @@ class System(FloatFields):
         return changed
 
     def reached(self, peers: Number) -> Number:
-        """Return the share of a node's bandwidth that exchanges with `peers` at once reach.
+        """Return the share of a node's bandwidth that an exchange with `peers` others reaches.
 
         Behind switches it is 1. In a mesh of 8 accelerators, one peer is reached by 1 of 7 links.
         """
@@ -315,7 +316,7 @@ FILE: Fields = {
 
 
 def _system(values: Mapping[str, Any]) -> System:
-    """Build a system from the sections of its file; missing sections, None, get default values."""
+    """Build a system from the sections of its file; missing sections (None) get defaults."""
     fields: dict[str, Any] = {name: values[name] for name in ("name", "source", "calibration")}
     parts: dict[str, dict[str, Any]] = {}
     for name, path in FIELDS.items():
@@ -335,8 +336,8 @@ def _system(values: Mapping[str, Any]) -> System:
     return System(gpus_per_node=values["node"]["gpus"], **fields, **records)
 
 
-FAR = 30.0  # times outside the range of all systems here: a unit is likely to be another
-FAR_IN_STUDIES = 500.0  # the same for studies, which leave that range: a unit is off by 1000
+FAR = 30.0  # factor outside the range of built-in systems at which a unit is probably wrong
+FAR_IN_STUDIES = 500.0  # the same factor for studies, whose numbers may leave that range
 OF_SHEETS = (
     *("compute.peak", "memory.bandwidth", "memory.capacity"),
     *("node.bandwidth", "network.bandwidth"),
@@ -382,6 +383,6 @@ def data_file(folder: str, name: str | Path, kind: str) -> Path:
 
 
 def read_named(folder: str, name: str | Path, kind: str) -> tuple[dict[str, Any], str]:
-    """Read a data file by name or path; return content, and how errors call the file."""
+    """Read a data file by name or path; return (content, name of the file for errors)."""
     path = data_file(folder, name, kind)
     return load_json(path), str(path) if str(name).endswith(".json") else path.name

@@ -1,9 +1,9 @@
-"""Programs as ops of two operands, for the batched engine, and encoded as arrays of integers.
+"""Programs as ops of two operands, encoded as arrays of integers for the batched engine.
 
     value[op] = max(value[first], value[second] + cost[lag]) + cost[own]
 
-A node with more predecessors becomes a chain of such ops, the last end a chain of maxima. As data,
-ops are rows of integers: loops over them compile once for each bucket of sizes.
+A node with more predecessors becomes a chain of such ops, and the last end a chain of maxima. Ops
+are rows of integers, so the loops over ops compile once for each bucket of sizes.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows
 from pipejax.engine.lowering.program import SOURCE, ZERO, Program
 
 START = -1  # operand that is the source: time 0
-NO_OPERAND = -2  # operand of an op that has only one: minus infinity
-START_SLOT, NEVER_SLOT, SPARE_SLOT = 0, 1, 2  # 0, minus infinity, and results of padding
+NO_OPERAND = -2  # operand that an op lacks: minus infinity
+START_SLOT, NEVER_SLOT, SPARE_SLOT = 0, 1, 2  # slots of 0, minus infinity, results of padding
 FIRST_SLOT = 3
 
 # the program as data
@@ -73,14 +73,14 @@ def binary_ops(program: Program) -> BinaryOps:
     # each node's predecessors before the padding, in their order
     order = np.argsort(~is_edge, axis=1, kind="stable")
     preds, lags = (np.take_along_axis(x, order, axis=1) for x in (preds, lags))
-    # a lag of the first of several is an op; a single predecessor with a lag is a second operand
+    # a lag of the first of several predecessors is an op; of a single predecessor it is not
     is_single = (num_preds == 1) & (lags[:, 0] != ZERO)
     has_lag_op = (num_preds > 1) & (lags[:, 0] != ZERO)
     # everything below is per node, without the source
     has_successor = np.zeros(program.num_nodes, bool)
     has_successor[preds[np.arange(preds.shape[1]) < num_preds[:, None]]] = True
     is_sink = ~has_successor[1:]
-    has_end_op = is_sink & (np.cumsum(is_sink) > 1)  # of all sinks but the first
+    has_end_op = is_sink & (np.cumsum(is_sink) > 1)  # all sinks but the first
     chain_length = np.maximum(num_preds - 1, 1)
     num_ops = has_lag_op + chain_length + has_end_op
     first_op = np.cumsum(num_ops) - num_ops
@@ -103,8 +103,8 @@ def binary_ops(program: Program) -> BinaryOps:
         if column > 1:
             first[op] = op - 1
     duration[last_op[1:]] = np.asarray(program.duration_index)[1:]
-    # the end op of a sink comes right after its last op, which is the second operand; the first is
-    # the last end so far: of the first sink its last op, of the others the end op before
+    # the end op of a sink comes right after its last op, which is the second operand. The first
+    # operand is the last end so far: the last op of the first sink, later the previous end op.
     end_op = last_op[1:][has_end_op] + 1
     first[end_op] = np.append(last_op[1:][is_sink][:1], end_op[:-1])[: len(end_op)]
     second[end_op] = end_op - 1
@@ -115,9 +115,9 @@ def binary_ops(program: Program) -> BinaryOps:
 def allocate(
     first: Column, second: Column, moment: Column, num_buffers: int = 1
 ) -> tuple[Column, int]:
-    """Return a buffer slot for each op (ops), not shared by live ops, and the number of slots."""
+    """Return (slot of each op, number of slots) in buffers; ops that are live share no slot."""
     # Ops of a moment are simultaneous, and write to buffer `moment % num_buffers`.
-    # a slot is free after the moment of its last reader, or without one at the next write
+    # a slot is free after the moment of its last reader; without a reader, at the next write
     last_reader = moment + num_buffers - 1
     for operand in (first, second):
         readers = np.flatnonzero(operand >= 0)
@@ -133,7 +133,8 @@ def allocate(
 def _slots(first_use: Column, last_use: Column) -> tuple[Column, int]:
     """Assign slots of one buffer to ops; return each op's slot (ops) and the number of slots."""
     # The arguments are moments; at equal moments, ops take slots before others put theirs back.
-    # The slot freed last is used first, for it is still in cache: free slots are a stack. Putting a
+    # The slot freed last is used first, because it is still in cache: free slots are a stack.
+    # Putting a
     # slot there and taking it match like brackets, at one height of the stack; an op takes a new
     # slot if the stack is empty:
     #     event   a takes  b takes  b put  a put  c takes  d takes  e takes
@@ -181,9 +182,9 @@ class ForwardProgram:
 class BackwardProgram:
     """Ops that use each cost, encoded as arrays, to count the uses on the critical path."""
 
-    # a stretch of `STRETCH` ops has two rows for each: is it on the path, and its second operand
+    # a stretch of `STRETCH` ops has two rows per op: is the op, is its second operand on the path
 
-    uses: UIntArray  # (uses) row of a stretch by which a cost counts
+    uses: UIntArray  # (uses) row of a stretch that tells where the use is on the path
     tallies: UIntArray  # (tallies, 3) row of costs, its first use, one after its last use
     starts: UIntArray  # (stretches + 1) first tally of each stretch, and the end of the last
     num_ops: UIntArray  # ops without padding
@@ -198,11 +199,11 @@ class Task(NamedTuple):
 
     forward: ForwardProgram  # the program as data
     backward: BackwardProgram | None  # None: makespans alone
-    temperature: Float[Array, ""] | float | None = None  # of smooth maxima [s]; exact ones if None
+    temperature: Float[Array, ""] | float | None = None  # of smooth maxima [s]; None: exact maxima
 
 
 def bucket_size(size: int, least: int) -> int:
-    """Return a size rounded up to `least` times a power of `BUCKETS`: few sizes compile."""
+    """Round a size up to `least` times a power of `BUCKETS`, so that few sizes are compiled."""
     while least < size:
         least *= BUCKETS
     return least
@@ -237,7 +238,7 @@ def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
     # A node's own cost counts if its op is on the path, a lag if the path continues over it. Uses
     # are sorted by cost row within each stretch, and cut into tallies, which a byte can count.
     row = rows.row_of_position
-    cost_row = np.concatenate([row[ops.duration], row[ops.lag]])  # of two uses of each op
+    cost_row = np.concatenate([row[ops.duration], row[ops.lag]])  # two uses per op
     stretch, op = np.divmod(np.tile(np.arange(ops.num_ops), 2), STRETCH)
     order = np.lexsort((cost_row, stretch))
     order = order[cost_row[order] != ZERO_ROW]

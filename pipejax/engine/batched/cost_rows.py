@@ -1,8 +1,8 @@
 """Batched costs as a matrix: one row for every distinct cost that a program reads.
 
-A batch of costs has a leading axis of N configurations on every leaf; a scalar is the same for all.
-A row is the sum of at most two costs. The time of a fused pair that overlaps, max(F, B) + k min(F,
-B), is none: a JAX function computes it first for each kind of pair (`program_with_pair_times`).
+In a batch of costs every leaf has a leading axis of N configurations; a scalar holds for all. A row
+is the sum of at most two costs. The time of an overlapping fused pair, max(F, B) + k min(F, B), is
+no such sum: a JAX function computes it before for each kind of pair (`program_with_pair_times`).
 """
 
 import dataclasses
@@ -33,8 +33,8 @@ from pipejax.engine.pricing import cost_vector, overlapped
 from pipejax.schedules.cells.ops import INPUT_GRADS, Phase
 
 ZERO_ROW = 0
-Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of leaves by field
-Leaves = dict[str, Any]  # field of `Costs`: N or 1 first, then as in `Costs`
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # ((field, shape of its leaf), ..)
+Leaves = dict[str, Any]  # {field of `Costs`: array (N or 1, then the axes as in `Costs`)}
 SECOND_IN_A_SUM = ("backward", "input_grad", "weight_grad", "transmit")
 OP_AXES = ("stages", "microbatches")
 MESSAGE_AXES = ("directions", "pipes", "boundaries", "microbatches")
@@ -48,7 +48,7 @@ class CostRows:
 
     row_of_position: Int[NumpyArray, " costs"]  # row of each position, in the order of `CostLayout`
     terms: Int[NumpyArray, "rows 2"]  # columns that add up; column 0 and row 0 are zero
-    fields: tuple[tuple[str, int], ...]  # fields that are read, and the entries of each
+    fields: tuple[tuple[str, int], ...]  # (field that is read, number of its entries)
 
     @property
     def num_columns(self) -> int:
@@ -74,7 +74,7 @@ class CostRows:
 def batch_leaves(
     costs: Costs, layout: CostLayout, batch_size: int | None = None
 ) -> tuple[Leaves, int]:
-    """Return costs as arrays by field, whose first axis is N or 1, and N, the batch size."""
+    """Return ({field: array (N or 1, ..)}, N): the costs as arrays, and the batch size."""
     fields = {name: leaf for name, leaf in vars(costs).items() if leaf is not None}
     shapes = tuple((name, np.shape(leaf)) for name, leaf in fields.items())
     if batch_size is not None:
@@ -128,7 +128,7 @@ def _check_batched(costs: Costs, sizes: Sizes) -> None:
 @functools.lru_cache(maxsize=256)
 def _check_one_reading(leaf_shapes: Shapes, size: int, sizes: Sizes) -> None:
     """Raise an error if the batch axis could as well be the stages of a single configuration."""
-    # With a batch axis of 1 both mean the same, unless an axis would be one of microbatches.
+    # With a batch axis of length 1 both readings are equal, unless an axis may be microbatches.
     leaves = {name: np.broadcast_to(0.0, shape) for name, shape in leaf_shapes if shape}
     ambiguous_names = [
         name
@@ -188,10 +188,10 @@ def cost_rows(program: Program, costs: Costs) -> CostRows:
     vector = np.asarray(cost_vector(program, unchecked_costs(numbers))).astype(np.int64)
     used = np.unique(np.append(program.duration_index, np.ravel(program.lag_index)))  # positions
     entry_pairs = np.stack([vector[used] % HIGH, vector[used] // HIGH], axis=1)
-    rows, row = np.unique(entry_pairs, axis=0, return_inverse=True)  # that of zeros is the first
+    rows, row = np.unique(entry_pairs, axis=0, return_inverse=True)  # the row of zeros is first
     row_of_position = np.zeros(len(vector), np.int32)
     row_of_position[used] = row.ravel()
-    is_read = np.isin(range(1 + len(sizes)), entry_fields[rows])  # by field
+    is_read = np.isin(range(1 + len(sizes)), entry_fields[rows])  # (fields)
     # the matrix of costs has a column for each entry of the fields that are read
     column = np.cumsum(is_read[entry_fields]) - 1
     fields = tuple(itertools.compress(sizes.items(), is_read[1:]))

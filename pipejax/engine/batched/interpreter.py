@@ -55,19 +55,19 @@ from pipejax.engine.lowering.program import ZERO
 # The interpreter's values level by level, between two buffers: no operand is copied.
 #
 # XLA copies the operands of an op if its result is a row of the same buffer, which takes longer
-# than the op. Here an op of an even level writes a row of one buffer and reads rows of the other
-# alone, and an op of an odd level the other way round: its level is the length of the longest
-# chain of ops before it. Along most edges of a pipeline's program the level rises by one. If it
-# rises by an even number, an additional op first copies the value to the other buffer. Ops that
-# only add a cost are left to their readers first: else weight gradients would need many copies.
+# than the op. So an op of an even level reads rows of one buffer and writes a row of the other, and
+# an op of an odd level does the reverse. The level of an op is the length of the longest chain of
+# ops before it. Along most edges of a pipeline's program the level rises by one. If it rises by an
+# even number, an additional op first copies the value to the other buffer. Ops that only add a
+# cost are left to their readers before, because weight gradients would need many copies.
 #
 # Levels are padded to whole strides, the ops of one iteration.
 
 STRIDE = 4  # ops of one iteration
-# bytes of a row of configurations: long rows decode an op once for more of them, but with more
-# than MAX_LONG_ROWS rows of costs they leave the cache
+# bytes of a row of configurations. Long rows decode an op once for more configurations, but with
+# more than MAX_LONG_ROWS rows of costs they leave the cache.
 ROW_BYTES, LONG_ROW_BYTES, MAX_LONG_ROWS = 512, 1024, 16
-MAX_OPS_RATIO = 1.25  # of ops with copies and padding to those of the program, where levels pay
+MAX_OPS_RATIO = 1.25  # levels pay up to this ratio of ops with copies and padding to all ops
 
 Ops = Int[NumpyArray, " ops"]
 Carry = tuple[Array, Array, Array, Array, Array]  # values, columns, cost, even and odd buffer
@@ -86,14 +86,14 @@ class LevelProgram:
     terms: UIntArray  # (rows, 2) columns of the cost matrix that add up; column 0 is zero
     num_rows: UIntArray  # rows of costs without padding
     num_slots: int = dataclasses.field(metadata={"static": True})  # rows of each buffer
-    row_bytes: int = dataclasses.field(metadata={"static": True})  # of configurations, at most
+    row_bytes: int = dataclasses.field(metadata={"static": True})  # most bytes of a row
 
 
 jax.tree_util.register_dataclass(LevelProgram)
 
 
 def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
-    """Encode ops of two operands by level (ops before them); None if that adds too many ops."""
+    """Encode ops by level; return None if copies and padding would add too many ops."""
     num_ops = ops.num_ops
     ops, first_lag = _without_sums(ops)
     op_level = _levels(ops)
@@ -110,7 +110,7 @@ def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
     # ranks in their level are 0 1 2 3 4 0 1, so the rows are 0 1 2 3 4 8 9.
     rank = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
     code_row = np.repeat(ends[:-1] * STRIDE, size) + rank
-    slots = np.append(slot, [NEVER_SLOT, START_SLOT])  # of operands -2 and -1
+    slots = np.append(slot, [NEVER_SLOT, START_SLOT])  # slots of operands -2 and -1
     row = rows.row_of_position
     columns = [slots[first], slots[second], slot, row[lag], row[duration]]
     # padding writes max(0, -inf) to a slot that no op reads
@@ -154,7 +154,7 @@ def _without_sums(ops: BinaryOps) -> tuple[BinaryOps, Ops]:
         readers = readers[~is_needed[operand[readers]]]
         lags[readers] = ops.duration[operand[readers]]
         operand[readers] = ops.first[operand[readers]]
-    # operands NO_OPERAND and START are -2 and -1: as indices they find themselves, at the end
+    # operands NO_OPERAND and START are -2 and -1: as indices they select these last two entries
     number = np.append(np.cumsum(is_needed) - 1, [NO_OPERAND, START])
     needed_ops = BinaryOps(
         first=number[first][is_needed],
@@ -178,7 +178,7 @@ def _levels(ops: BinaryOps) -> Ops:
 
 def _with_copies(ops: BinaryOps, level: Ops) -> tuple[Ops, Ops, Ops, Ops, Ops]:
     """Add an op that copies a value, for each value that is read an even number of levels later."""
-    # Returns both operands, the cost positions of lag and duration, and the levels of all ops.
+    # Return (first, second, lag, duration, level) of all ops: two operands, two cost positions.
     # A copy is an op one level after its value, in the other buffer, where those readers find it.
     # The makespan, the value of the last op, is copied too if it is on an odd level.
     first, second = operands = ops.first.copy(), ops.second.copy()
@@ -248,7 +248,7 @@ def _run_level(
             if first_lag:
                 first_value += take_row(cost, first_lag[0])
             second_value = take_row(read, second) + take_row(cost, lag)
-            second_wins = second_value > first_value  # at a tie the first operand, as everywhere
+            second_wins = second_value > first_value  # at a tie the first operand wins
             value = jax.lax.select(second_wins, second_value, first_value)
             written = put_row(written, value + take_row(cost, duration), slot)
         return written
@@ -262,11 +262,11 @@ Solution = TypeVar("Solution")
 PartResult = TypeVar("PartResult")
 Result = tuple[Float[Array, " batch"], Counts | None]
 
-# configurations in a row of the state: XLA unrolls shorter loops before it vectorises, and they
-# take two to four times as long; longer ones leave the cache
+# configurations in a row of the state: with fewer, XLA unrolls loops before it vectorises, which
+# takes two to four times as long; with more, the state leaves the cache
 LANES = 128
-LANES_UNIT = 32  # of which the lanes are a multiple in a batch that does not fill its rows
-MAX_TILES = 16  # rows' worth of configurations in a block
+LANES_UNIT = 32  # divides the number of lanes in a batch that does not fill its rows
+MAX_TILES = 16  # most rows of configurations in a block
 CHOICE_BYTES = 1 << 27  # of choices and paths in a block, for the gradient
 ACCELERATOR_BYTES = 1 << 32  # the same on an accelerator
 BATCH_AXIS = "batch"  # name of the axis of devices
@@ -280,7 +280,7 @@ def interpreted_makespans(
     over: NamedSharding | None = None,
     in_trace: bool = False,
 ) -> Result:
-    """Return makespans (batch) [s], and how often (columns, batch) each cost is on the path."""
+    """Return makespans (batch) [s], and counts (columns, batch) of costs on the path or None."""
     if in_trace:
         return _in_trace(task, pieces)
     if over is not None:
@@ -301,7 +301,7 @@ def side_by_side(
     threads: int,
     take: Callable[[int, Any], PartResult],
 ) -> list[PartResult]:
-    """Run parts of a batch in threads; return `take(first configuration, result)` by part."""
+    """Run parts of a batch in threads; return `take(first configuration, result)` of each."""
     # on a CPU, loops of one computation do not run in parallel, but two computations do
     size = max(map(len, pieces))
     part_size = -(-size // threads)
@@ -309,7 +309,7 @@ def side_by_side(
 
     def solve_part(low: int) -> PartResult:
         """Solve the part of the batch that starts at configuration `low`."""
-        # all parts have one size, so the last one overlaps the one before, and drops what that has
+        # all parts have one size, so the last part overlaps the previous one, and drops the overlap
         first = min(low, size - part_size)
         part = tuple(p[first : first + part_size] if len(p) > 1 else p for p in pieces)
         with jax.enable_x64(has_float64):
@@ -406,15 +406,15 @@ def _pad(pieces: tuple[Array, ...], tiles: tuple[int, int]) -> tuple[int, tuple[
     return block, pieces
 
 
-# Compiler options are for the outermost jit alone, which is the caller's. Nor do loops that are
-# one function each fit into every computation: where they do not, XLA aborts the process.
+# Only the outermost jit may have compiler options, and that is the caller's. Loops that are one
+# XLA call do not fit into every computation either: XLA would abort the process.
 _in_trace = compiled(functools.partial(_run, plain=True))
 
 
 def _in_blocks(solve: Callable[[Array], Solution], *, size: int, block: int) -> Solution:
     """Solve a batch block by block in one loop; the state of a block fits in the cache."""
     # 5,000 configurations in blocks of 14 tiles with 128 lanes, 1,792 at once: they are 0 to 1,791,
-    # 1,792 to 3,583 and 3,208 to 4,999. All have one size, so the last one solves some again.
+    # 1,792 to 3,583 and 3,208 to 4,999. Blocks have one size, so the last one repeats some.
     if size == block:
         return solve(jnp.zeros((), np.int32))
     shapes = jax.eval_shape(solve, jax.ShapeDtypeStruct((), np.int32))
@@ -434,8 +434,8 @@ def _in_blocks(solve: Callable[[Array], Solution], *, size: int, block: int) -> 
 
 def _block(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, int]:
     """Return the number of tiles in a block, and the number of configurations in a tile."""
-    # as many as fit beside the choices and paths of all ops; accelerators take one wide tile
-    bits = 3 if task.temperature is None else 3 * 8 * dtype.itemsize  # of an op, a configuration
+    # memory for choices and paths of all ops limits the configurations; accelerators use one tile
+    bits = 3 if task.temperature is None else 3 * 8 * dtype.itemsize  # per op and configuration
     max_bits = (ACCELERATOR_BYTES if plain else CHOICE_BYTES) * 8
     max_configurations = max_bits // (bits * len(task.forward.code))
     if plain:

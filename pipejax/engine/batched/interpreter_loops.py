@@ -1,4 +1,4 @@
-"""Loops of the interpreter: a forward pass over a program's ops for makespans, a backward pass.
+"""Loops of the interpreter: a forward pass over ops for makespans, a backward pass for counts.
 
 A tile is a row of configurations. Its state is a matrix, one row for each buffer slot of the
 program; an op reads two rows, adds rows of costs and writes one row. The program is data (`code`),
@@ -40,7 +40,7 @@ LOOPS: Options = {
 }
 SINGLE_CALL = {"xla_cpu_small_call": "true", "inlineable": "false"}
 NO_ATTRIBUTES = dict.fromkeys(SINGLE_CALL)
-BITS = 8  # of a byte: configurations of a choice or a path
+BITS = 8  # bits of a byte, each of which is the choice or path of one configuration
 
 Number = Array | NumpyArray | int  # a row, or a bound of a loop
 Carry = tuple[Array, Array, Array, Array, Array]  # values, choices, columns, cost, state
@@ -201,9 +201,10 @@ def _maximum(first: Array, second: Array, temperature: Array | float | None) -> 
     return jnp.maximum(first, second) + smooth, jax.nn.sigmoid(gap / temperature)
 
 
-# The backward pass. For exact maxima the critical path is a bit per configuration, eight to a byte,
-# for smooth ones a weight. The last op is on the path; from there to the first op, "on the path"
-# goes to the operands that the choices name; a cost counts for every op on the path that uses it.
+# The backward pass. For exact maxima the critical path is a bit per configuration, eight to a byte;
+# for smooth maxima it is a weight. The last op is on the path. From there back to the first op,
+# each op on the path marks the operand of its choice. A cost counts for every marked op that uses
+# it.
 #
 # Example: op 2 = max(op 0, op 1 + lag) waited for op 1 in configurations 1 and 3 of eight.
 #

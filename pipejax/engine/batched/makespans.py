@@ -5,8 +5,8 @@ Three forms of the recurrence do the work: `unrolled.py` for large batches of sm
 everything else. All follow the first-predecessor rule of `recurrence.py`, as `makespan` does.
 
 For JAX's transformations the makespans are one function with a derivative rule, `_values`:
-d makespan = sum of counts times d cost. `_solve` returns the counts: numbers go to threads, parts
-and devices, tracers to the interpreter's loops, inside of the caller's trace.
+d makespan = sum of counts times d cost. `_solve` returns the counts. It solves numbers in threads,
+in parts and on devices, and tracers with the interpreter's loops in the caller's trace.
 """
 
 import functools
@@ -60,15 +60,15 @@ from pipejax.engine.batched.unrolled import (
 from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import check_known, program_for
 
-MAX_BYTES = 1 << 30  # of costs and results that are on the device at once
+MAX_BYTES = 1 << 30  # bytes of costs and results that are on the device at once
 MIN_UNROLLED_WORK = 10**6  # ops times configurations from which a kernel of its own pays
 QUICK_OPS, QUICK_OPS_WITH_COUNTS = 500, 160  # ops that compile quickly, for values and with counts
-MIN_LEVELS_WORK = 10**7  # the same from which loops by level pay, for values alone
-MIN_UNCOPIED_NUMBERS = 10**6  # in a batch that compiles for its own shapes instead of a bucket
+MIN_LEVELS_WORK = 10**7  # ops times configurations from which loops by level pay, without counts
+MIN_UNCOPIED_NUMBERS = 10**6  # numbers of a batch from which it compiles for its own shapes
 
 Shapes = tuple[tuple[int, ...] | None, ...]
 Values = Float[Array, " batch"]
-Makespans = Values | Float[NumpyArray, " batch"]  # NumPy's where JAX's default knows no float64
+Makespans = Values | Float[NumpyArray, " batch"]  # NumPy's if JAX has no float64 by default
 
 
 class _Plan:
@@ -122,7 +122,7 @@ class _Problem(NamedTuple):
     temperature: float | None
     unroll: bool | None
     max_bytes: int
-    # the program with the factor of fused pairs, from which their times follow before the solution
+    # program with which times of fused pairs are computed from `pair_factor`, if costs have one
     pair_program: Program | None = None
 
     def task(self, with_counts: bool) -> Task:
@@ -151,26 +151,26 @@ def makespans(
     A JAX function of the costs: jit, vmap, grad, jvp and jacfwd work and compose. If jit traces the
     costs, the loops become part of the caller's computation, on one thread.
 
-    Costs that are numbers are solved in float32 if all arrays among them are float32, else in
-    float64; Python's numbers alone are float64. float32 is off by at most 6e-8 of the makespan for
-    each op and message on the critical path; a sixth of that is common, 3e-4 at 10,000 microbatches
-    (`python -m benchmarks.precision`). What jit, grad or vmap traces has JAX's types: float32,
-    unless `jax_enable_x64` is set. The arrays of the costs may be changed after the call.
+    Untraced costs are solved in float32 if all their arrays are float32, else in float64. Python's
+    numbers alone are float64. The error of float32 is at most 6e-8 of the makespan for each op and
+    message on the critical path. A sixth of that is common: 3e-4 at 10,000 microbatches
+    (`python -m benchmarks.precision`). Costs that jit, grad or vmap traces have JAX's types:
+    float32, unless `jax_enable_x64` is set. The arrays of the costs may be changed after the call.
 
     Args:
       program: lowered schedule.
       costs: every leaf a scalar, or with a leading batch axis N: (N,), (N, stages), (N, stages,
         microbatches), ...
-      batch_size: N, needed if all leaves are scalars, or if all could as well be those of one
-        configuration, as `makespan` reads them.
-      temperature: smooth maxima T log(sum exp(x / T)) instead of exact ones; tends to them from
-        above as T goes to 0 [s].
-      unroll: whether to compile the program into one kernel of its own (exact maxima of costs that
-        are not traced); by the work if None.
+      batch_size: N; needed if all leaves are scalars, or could also be the costs of one
+      configuration.
+      temperature: T of smooth maxima T log(sum exp(x / T)) [s], which tend to exact maxima from
+        above as T goes to 0; None for exact maxima.
+      unroll: whether to compile a kernel for this program alone (for exact maxima of costs that are
+        not traced); None to decide by the work.
       max_bytes: costs and results on the device at once; a larger batch goes through in parts.
 
     Returns:
-      (batch) makespans [s]; float64 is NumPy's where JAX's default knows no float64.
+      (batch) makespans [s]; a NumPy array if they are float64 and JAX has no float64 by default.
 
     Raises:
       ValueError: if batch axes differ, the costs could as well be one configuration and no
@@ -179,9 +179,8 @@ def makespans(
         program is traced.
 
     Differentiation:
-      The derivative with respect to a cost is how often it stands on the critical path, the same
-      as that of `makespan`, also at ties. Second derivatives are 0; of smooth makespans they are
-      refused.
+      The derivative with respect to a cost is its count on the critical path, as for `makespan`,
+      also at ties. Second derivatives are 0; for smooth makespans they are refused.
 
     Cost:
       State of a configuration is one number per live op. The interpreter compiles once per
@@ -226,8 +225,8 @@ def makespans_and_grad(
       max_bytes: costs and results on the device at once; a larger batch goes through in parts.
 
     Returns:
-      (batch) makespans [s], and the count of each cost on the critical path: a batch axis first on
-      every leaf, then one entry per stage or link where the cost has them.
+      (batch) makespans [s], and the count of each cost on the critical path: `Costs` whose leaves
+      have a batch axis, then the axes of the cost.
 
     Raises:
       ValueError: as `makespans`.
@@ -274,7 +273,7 @@ def _prepare(
     unroll: bool | None,
     max_bytes: int,
 ) -> tuple[_Problem, Leaves, int]:
-    """Check a batch; return its problem, its costs by field and its number of configurations."""
+    """Check a batch; return (problem, {field: costs}, number of configurations)."""
     if temperature is not None and not are_positive([temperature], 1):
         raise ValueError(f"temperature must be a finite number above 0, got {temperature!r}")
     if unroll is not None:
@@ -330,8 +329,8 @@ def _values_jvp(
 ) -> tuple[Values, Values]:
     """Return makespans (batch), and their tangents: count times tangent, summed over costs."""
     # Counts of exact maxima are constant almost everywhere, so they get no derivatives. An outer
-    # level of differentiation then sees their costs as plain numbers, which the fast loops solve;
-    # what that level differentiates is the value, by this rule.
+    # level of differentiation then sees their costs as plain numbers, which the fast loops solve.
+    # That level differentiates the value, by this rule.
     (leaves,), (leaf_tangents,) = primals, tangents
     fixed = leaves if problem.temperature is None else _without_curvature(leaves)
     values, counts = _solve(problem, jax.lax.stop_gradient(fixed), with_counts=True)
@@ -392,8 +391,8 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
         axis_size: int, in_batched: list[dict[str, bool]], leaves: Leaves
     ) -> tuple[tuple[Array, Leaves], tuple[bool, dict[str, bool]]]:
         """Merge the axis that vmap adds into the batch axis, and solve the larger batch."""
-        # Return the solution, and that all its leaves have the axis from vmap.
-        # (vmap or 1, batch or 1, ..) each
+        # Return the solution, and that all its leaves have the axis from vmap. Each leaf becomes an
+        # array (vmap or 1, batch or 1, ..).
         (has_vmap,) = in_batched  # by leaf: whether it has the axis from vmap
         expanded = {n: leaf if has_vmap[n] else leaf[None] for n, leaf in leaves.items()}
         size = max(leaf.shape[1] for leaf in expanded.values())
@@ -433,7 +432,7 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
             task = problem.task(with_counts) if levels is None else levels
             values, counts = interpreted_makespans(task, pieces, over=sharding)
         if counts is not None:
-            # on the host, if this process holds all of them
+            # counts go to the host, if this process holds all of them
             is_remote = isinstance(counts, jax.Array) and not counts.is_fully_addressable
             counts = (counts if is_remote else np.asarray(counts))[:, :count]
         if len(values) > count:  # JAX would compile a slice for each size
@@ -460,8 +459,8 @@ def _parts(
         yield leaves, size, sharding
         return
     dtype = next(iter(leaves.values())).dtype
-    columns = sum(int(np.prod(leaf.shape[1:])) for leaf in leaves.values() if len(leaf) > 1)
-    part_size = max(1, max_bytes // (dtype.itemsize * (columns + num_results)))
+    entries = sum(int(np.prod(leaf.shape[1:])) for leaf in leaves.values() if len(leaf) > 1)
+    part_size = max(1, max_bytes // (dtype.itemsize * (entries + num_results)))
     for low in range(0, size, part_size):
         count = min(part_size, size - low)
         part = {

@@ -25,7 +25,7 @@ from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
-# sizes of batches that are compiled for: few while work is little, closer where it counts
+# sizes to which batches are padded: few for small batches, closer where padding costs work
 SIZES = np.concatenate([[64, 512], 4096 * 2 ** np.arange(19)])
 Rows = Int[NumpyArray, " rows"]
 Tree = Any  # a pytree of arrays
@@ -47,8 +47,7 @@ def priced_on_host(
     price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, *, slopes: bool = False
 ) -> tuple[Tree, Tree]:
     """Return costs of a small batch, and derivatives by the numbers `at`, without compiling."""
-    # Costs have shape (batch, ..), derivatives (batch, numbers of at, ..), or None without
-    # `slopes`.
+    # Costs are (batch, ..), derivatives (batch, numbers of `at`, ..), or None without `slopes`.
     leaves, structure = jax.tree.flatten(at)
     size, ends = batch_length((at, rows)), np.cumsum([0, *(leaf[0].size for leaf in leaves)])
     numbers = []  # forward mode: derivatives of the numbers by themselves are the identity matrix
@@ -86,8 +85,8 @@ def path_slopes(counts: Any, slopes: Costs) -> Float[NumpyArray, "batch numbers"
 def programs_of_batch(
     table: ScheduleTable, links: Links, costs: Costs
 ) -> Iterator[tuple[Program, Rows | None]]:
-    """Yield programs of a table, each with the configurations it is valid for; None means all."""
-    # There is one for each set of messages that are below `Links.eager_below`.
+    """Yield (program, configurations for which it is valid, or None for all) of a table."""
+    # There is one program for each set of messages that are below `Links.eager_below`.
     if not links.eager_below:
         yield lower(table, link=links), None
         return

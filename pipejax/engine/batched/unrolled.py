@@ -1,7 +1,8 @@
 """The recurrence written out op by op: one kernel that keeps all live values in registers.
 
 This is the fastest form, but its compile time grows with the program. There is no backward pass:
-every value carries the counts of costs on the longest path so far, as digits of a few words.
+every value carries the counts of costs on its longest path. Several counts are packed into one
+integer (a word), in which each count is a digit with its own base.
 """
 
 import functools
@@ -21,27 +22,27 @@ from pipejax.engine.batched.interpreter import num_threads, side_by_side
 from pipejax.engine.batched.interpreter_loops import LOOPS
 
 MAX_OPS = 1600  # about a second of compilation
-MAX_VALUES_AND_WORDS = 3200  # of all ops, with counts: two seconds of compilation
+MAX_VALUES_AND_WORDS = 3200  # of all ops in a kernel with counts: two seconds of compilation
 
-Code = list[list[int]]  # of each op: its operands, and the rows of lag and own cost
+Code = list[list[int]]  # for each op: its two operands, and the cost rows of lag and duration
 Values = Float[Array, " batch"]
 Counts = Float[NumpyArray, "columns batch"]
 
 KernelWithCounts = Callable[[Leaves], tuple[Values, Counts]]
 
-# XLA's newer emitters cut a large function into calls, which are no vectors, and compile for long
+# XLA's newer emitters cut a large function into calls, which do not vectorise and compile long
 SINGLE_FUNCTION = LOOPS | {"xla_cpu_use_fusion_emitters": False}
 
 
 class Digits(NamedTuple):
-    """Layout of digits in a few integers: each counts how often a path uses a cost row."""
+    """Layout of counts in words: each digit counts how often a path uses a cost row."""
 
-    # words add up as the uses do; a digit may carry over on the way, for sums of a whole path fit
+    # Words are added like counts. A digit may overflow on the way, but counts of a whole path fit.
 
-    one_use: UInt[NumpyArray, "rows words"]  # number that one use of a row adds
-    places: dict[int, tuple[int, int, int]]  # word, value and base of each digit, by row
-    least: Int[NumpyArray, " rows"]  # uses that every path has; digits count those beyond
-    # rows without a digit: their uses are a constant, and the uses of all rows times these factors
+    one_use: UInt[NumpyArray, "rows words"]  # words that one use of a cost row adds
+    places: dict[int, tuple[int, int, int]]  # {row: (word, value of 1, base) of its digit}
+    least: Int[NumpyArray, " rows"]  # uses that every path has; digits count further uses
+    # {row without a digit: (constant, factors)}: its uses are constant + factors @ uses of all rows
     sums: dict[int, tuple[int, Int[NumpyArray, " rows"]]]
 
 
@@ -55,8 +56,8 @@ def unrolled_with_counts(
     ops: BinaryOps, rows: CostRows, dtype: np.dtype
 ) -> KernelWithCounts | None:
     """Compile a kernel for makespans and cost counts; None if compilation would take too long."""
-    # Counts (columns, batch) are of each column of the costs on the critical path.
-    # words are as wide as costs, or have 64 bits if these would be too many
+    # The kernel returns makespans (batch), and counts (columns, batch) of cost columns on the
+    # critical path. Words have the bits of a cost, or 64 bits if there would be too many words.
     for bits in sorted({8 * dtype.itemsize, 64}):
         digits = lay_out_digits(ops, rows, bits)
         if ops.num_ops * (1 + digits.one_use.shape[1]) <= MAX_VALUES_AND_WORDS:
@@ -121,7 +122,7 @@ def _code(ops: BinaryOps, rows: CostRows) -> Code:
 
 
 def _forward(code: Code, cost: list[Array]) -> tuple[Array, dict[int, Array]]:
-    """Return the makespan () [s], and by op with two operands whether the second was later ()."""
+    """Return the makespan () [s], and {op of two operands: whether the second was later ()}."""
     values, second_wins = {START: jnp.zeros_like(cost[ZERO_ROW])}, {}
     for op, (first, second, lag, duration) in enumerate(code):
         if second == NO_OPERAND:
@@ -149,8 +150,9 @@ def lay_out_digits(ops: BinaryOps, rows: CostRows, bits: int) -> Digits:
     code, num_rows = _code(ops, rows), len(rows.terms)
     unit = np.eye(num_rows, dtype=np.int64)
     unit[ZERO_ROW] = 0
-    low, high = {START: unit[ZERO_ROW]}, {START: unit[ZERO_ROW]}  # uses up to the end of each op
-    path, gaps = {START: unit[ZERO_ROW]}, [unit[ZERO_ROW]]  # uses over first operands, and gaps
+    low, high = {START: unit[ZERO_ROW]}, {START: unit[ZERO_ROW]}  # least and most uses up to an op
+    # `path`: uses up to an op along first operands; a gap: their change if an op takes its second
+    path, gaps = {START: unit[ZERO_ROW]}, [unit[ZERO_ROW]]
     for op, (first, second, lag, duration) in enumerate(code):
         over_second = path.get(second, unit[ZERO_ROW]) + unit[lag]
         if first != NO_OPERAND and second != NO_OPERAND:
@@ -184,10 +186,11 @@ def lay_out_digits(ops: BinaryOps, rows: CostRows, bits: int) -> Digits:
 def _row_sums(
     gaps: Int[NumpyArray, "gaps rows"], path: Int[NumpyArray, " rows"]
 ) -> dict[int, tuple[int, Int[NumpyArray, " rows"]]]:
-    """Return rows whose uses are a constant and whole multiples of the uses of other rows."""
-    # Paths differ by sums of gaps, from a path over a second operand to that over the first. So
-    # what holds for all gaps and for one `path` holds for all paths: a path that goes from stage 0
-    # to stage 3 and back has as many messages there as back.
+    """Return {row: (constant, factors)} of rows whose uses follow from the uses of other rows."""
+    # On every path, the uses of such a row are constant + factors @ uses. Uses of two paths differ
+    # by a sum of gaps (see `lay_out_digits`). So a relation that holds for all gaps and for one
+    # `path` holds for all paths: a path from stage 0 to stage 3 and back has as many messages there
+    # as back.
     sums: dict[int, tuple[int, Int[NumpyArray, " rows"]]] = {}
     products, others = gaps.T @ gaps, list[int]()
     for row in np.flatnonzero(gaps.any(axis=0)).tolist():
@@ -247,8 +250,8 @@ def _in_one_pass(
     """Apply a function of n numbers with n + 1 results to arrays (batch), in one fused loop."""
 
     # On a CPU, XLA compiles a kernel for each result and repeats shared computations in each, but
-    # not for a reduction. So this is one, over two copies of the inputs, which are never stored. It
-    # needs as many results as inputs, so the last input is passed twice.
+    # not for a reduction. So this is a reduction over two copies of the inputs, which are never
+    # stored. It needs as many results as inputs, so the last input is passed twice.
     def reduce_entry(_: Sequence[Array], entry: Sequence[Array]) -> tuple[Array, ...]:
         """Return the function's results for an entry, and ignore the value reduced so far."""
         return tuple(function(list(entry[:-1])))

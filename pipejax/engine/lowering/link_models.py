@@ -151,7 +151,7 @@ def queue_keys(
     direction: Int[NumpyArray, " messages"],
 ) -> Int[NumpyArray, "2 messages"]:
     """Return the queue number of each transfer at its sender and at its receiver, (2, messages)."""
-    # `queues` is one of "worker", "pair" and "direction": what separates the queues of a worker.
+    # `queues`, "worker", "pair" or "direction", says which messages of a worker share a queue.
     workers = np.stack([sender, receiver])
     size = int(workers.max(initial=0)) + 1
     keys = {
@@ -286,7 +286,7 @@ def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
     is_below = below_threshold(transmit, links.eager_below, batch_axes)
     index = (
         np.asarray(sent.direction),
-        np.asarray(program.pipe)[sent.carrier],  # a producer that is a fused pair may have two
+        np.asarray(program.pipe)[sent.carrier],  # a fused pair that produces it may have two pipes
         np.asarray(sent.boundary),
         np.asarray(sent.microbatch),
     )

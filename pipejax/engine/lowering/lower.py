@@ -5,8 +5,8 @@ message between workers into an edge with a lag or into a node. The step ends wi
 each stage and an optimizer update of each stage copy; if cells of the table update, an all-reduce
 comes before each of them instead.
 
-A worker takes part in one all-reduce at a time. All workers follow one order: by the end of the
-last gradient of each all-reduce in the message-free run with unit slots, ties by stage. So
+A worker takes part in one all-reduce at a time. All workers follow one order of all-reduces: by the
+end of the last gradient in a run without messages and with unit slots; at ties by stage. So
 all-reduces cannot deadlock.
 """
 
@@ -45,16 +45,16 @@ def lower(
         optimizer update of every stage copy (on its worker, after the all-reduce). If both cost
         nothing they change no makespan, but all-reduces keep their turn on a shared link. If cells
         of the table update, only an all-reduce before each of them is added.
-      costs: only for `Links` with `eager_below`: the unbatched costs whose transmit times say
-        which messages lie below it. The program is that of these messages: costs that say
-        otherwise are refused wherever it is run.
+      costs: only for `Links` with `eager_below`: the unbatched costs whose transmit times tell
+        which messages are below this limit. The program is valid for this set of messages only: it
+        refuses costs with another set.
 
     Returns:
       The program; it holds no costs.
 
     Raises:
-      ValueError: if the link model is unknown, or a worker of the links does not exist, or links
-        with `eager_below` have no costs beside them.
+      ValueError: if the link model is unknown, a worker of the links does not exist, or costs are
+        missing for links with `eager_below`.
       ScheduleError: if the transfers cannot all happen (a deadlock under rendezvous), or the
         order of columns on a shared host link is a deadlock.
 
@@ -307,9 +307,9 @@ def _chain_reductions(
     lane_gradients: tuple[Int[NumpyArray, " cells"], Int[NumpyArray, " cells"]],
 ) -> None:
     """Chain each worker's all-reduces by their last gradients, so that one runs at a time."""
-    # `reductions` are nodes. Each copy (a stage on a worker) has the index of its all-reduce among
-    # these, and the cell of its last gradient; `lane_gradients` are REDUCE_GRAD cells on lanes, and
-    # the index of each.
+    # `reductions` are nodes. For each copy (a stage on a worker), `copy_reduction` is the index of
+    # its all-reduce, and `last_gradient` the cell of its last gradient. `lane_gradients` is
+    # (REDUCE_GRAD cells on lanes, index of the all-reduce of each).
     worker = last_gradient // builder.table.num_slots
     have_one_copy = len(np.unique(worker)) == len(worker)
     if have_one_copy and not builder.links.shared_links:

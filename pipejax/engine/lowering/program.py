@@ -192,15 +192,15 @@ class MessageTable(NamedTuple):
 class Program:
     """A lowered schedule: each node's predecessors and cost positions, in topological order.
 
-    Costs are not part of it: the same program is priced with any number of cost vectors.
-    Padding, if there is any, has the source as predecessor and the constant 0 as cost.
+    A program has no costs: it can be priced with any number of cost vectors. Padding nodes have the
+    source as predecessor and the constant 0 as cost.
 
     Attributes:
       preds: (nodes, max_preds) nodes to wait for; unused entries are the source.
       lag_index: (nodes, max_preds) position of the lag of each such edge in the cost vector.
       duration_index: (nodes) position of the duration in the cost vector.
       pair_index: (pairs, 2) positions of the forward and backward that a fused pair joins.
-      pair_stage: (pairs) stage of the forward of a fused pair, its place among those of the costs.
+      pair_stage: (pairs) stage of the forward of a fused pair, which is the stage of its costs.
       fused: (fused, 2) node of each fused pair, and microbatch of its backward.
       phase: (nodes) phase code; SEND_F or SEND_B for a message, IDLE for source and padding.
       stage: (nodes) stage of the op, or of the producer of a message.
@@ -209,14 +209,14 @@ class Program:
       worker: (nodes) worker whose compute the node occupies, or `NO_WORKER`.
       sender: (nodes) worker that sends a message, or `NO_WORKER`.
       receiver: (nodes) worker that receives it, or `NO_WORKER`.
-      node_of_cell: (workers, slots) node of each cell of the table, the source where it has none.
-      first_node: (workers) first op of each worker; sharding cells are no ops here.
+      node_of_cell: (workers, slots) node of each cell of the table; the source if it has none.
+      first_node: (workers) first op of each worker, not counting sharding cells.
       last_node: (workers) last op of each worker.
-      messages: what is sent between workers.
+      messages: messages between workers.
       layout: positions in the cost vector.
       num_microbatches: M.
       name: schedule name.
-      links: what it was lowered under.
+      links: links for which the table was lowered.
 
     Example:
       >>> import pipejax as pj
@@ -278,9 +278,8 @@ class Program:
 register(Program)
 
 
-# The recurrence on the host, for single runs: nothing is compiled, and it imports no JAX.
-#
-# The twin of `recurrence`, equal to it to the last bit; base/longest_path.py does the work.
+# The recurrence on the host, for single runs, without compilation and without JAX. Its results are
+# those of `recurrence` to the last bit; base/longest_path.py computes them.
 
 Times = Float[NumpyArray, " nodes"]
 
