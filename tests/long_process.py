@@ -21,7 +21,8 @@ def fit(table, folder):
     path = folder / "rows.csv"
     workers, count = 2 ** (table.num_workers % 3), table.num_microbatches
     rows = [
-        f"{layers},1024,16,512,1,1,{workers},{size},{size * count},1f1b,0,none,{layers * size / 200}"
+        f"{layers},1024,16,512,1,1,{workers},{size},{size * count},1f1b,0,none,"
+        f"{layers * size * count / 2000}"
         for layers in (4, 8)
         for size in (1, 2)
     ]

@@ -304,8 +304,7 @@ def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
     guess = f", as if they were {nearest_unit}" if is_unit else ""
     raise wrong(
         "seconds",
-        f"of all rows must be of this machine: half of them are more than {factor:.3g} times what "
-        f"it is predicted to take{guess}",
+        f"must be of this machine: the median row took {factor:.3g} times its predicted time{guess}",
     )
 
 
