@@ -448,8 +448,10 @@ def test_a_map_of_regimes_is_the_fastest_at_each_point():
     forms = dict(zip(names, get_forms(names, 4, 8), strict=True))
     result = regime_map(forms)
     draw = np.random.default_rng(0)
-    for j, k in draw.integers(0, len(result.up), (50, 2)).tolist():
-        times = {n: form(F=1.0, B=result.across[k], c=result.up[j]) for n, form in forms.items()}
+    for j, k in draw.integers(0, len(result.y_values), (50, 2)).tolist():
+        times = {
+            n: form(F=1.0, B=result.x_values[k], c=result.y_values[j]) for n, form in forms.items()
+        }
         fastest = result.names[result.codes[j, k]].split(" = ")
         assert [n for n in names if times[n] <= min(times.values()) * (1 + 1e-9)] == fastest
     assert sum(result.shares.values()) == pytest.approx(1)
@@ -464,7 +466,7 @@ def test_a_map_has_three_parameters_and_the_first_is_one():
     with pytest.raises(ValueError, match="box F must hold 1"):
         regime_map({"1f1b": get_forms(("1f1b",), 4, 8, box={"F": (2, 3)})[0]})
     boxed = regime_map({"1f1b": get_forms(("1f1b",), 4, 8, box={"F": (1, 2), "c": (1, 3)})[0]})
-    assert 1 < boxed.up.min() < boxed.up.max() < 3
+    assert 1 < boxed.y_values.min() < boxed.y_values.max() < 3
 
 
 def test_the_command_draws_who_is_fastest_of_several(call, answer, tmp_path):

@@ -26,7 +26,7 @@ from pipejax.schedules.table.table_files import to_json
 
 VERSION = 2
 SIZES = ("sizes", "weight_share", "checkpoints")
-AT_WORK = "at_work"  # a further size, if B, I or W recompute by themselves
+AT_WORK = "at_work"  # key of the memory that B, I and W recompute while they run
 
 # the checker imports nothing, so its records get their short repr here
 with_short_repr("ok makespan problems bounds")(Verdict)
@@ -49,12 +49,12 @@ def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
       The derived makespan, claims that do not hold, and the reasons of lower bounds.
 
     Raises:
-      ValueError: if it is no certificate: another version, a missing or unknown key, costs that do
-        not fit the table.
+      ValueError: if the content is no certificate of this version, a key is missing or unknown, or
+        the costs do not fit the table.
       OSError: if the file cannot be read.
 
     Cost:
-      Linear in the ops of the table but for sorting: some seconds for a hundred thousand.
+      About linear in the ops of the table: some seconds for a hundred thousand ops.
 
     Example:
       >>> import pipejax as pj
@@ -98,14 +98,15 @@ def certificate(
     offload: bool = False,
     lower_bounds: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """State the claim of a run with its table, links and costs, so that `verify` can derive it.
+    """Return the results of a run with its table, links and costs, so that `verify` can check them.
 
     Args:
       evaluation: the run.
-      memory: its activation memory; by default each activation has size 1.
+      memory: activation memory of the run; by default each activation has size 1.
       limits: (workers) claimed memory limit of each worker.
       objective: quantity that a search made small: "makespan" or "span".
-      offload: whether a search of the schedule might offload activations: then memory chains fail.
+      offload: whether the search of the schedule might offload activations; lower bounds by memory
+        chains do not hold then.
       lower_bounds: lower bounds [s] by their reason (`CheckedBound`), as {"memory chain": 12.0}.
 
     Returns:
@@ -124,7 +125,7 @@ def certificate(
     check_types(evaluation=(evaluation, Evaluation))
     memory = activation_memory(evaluation) if memory is None else memory
     if evaluation.links.posting == "program" and not evaluation.table.has_communication:
-        # the order in which transfers are posted is claimed too
+        # the certificate also states the order in which transfers are posted
         table = insert_transfers(evaluation.table, link=evaluation.links)
         evaluation = evaluate(table, evaluation.costs, link=evaluation.links)
     table, sizes = evaluation.table, (memory.sizes, memory.weight_share, memory.checkpoints)
@@ -161,9 +162,9 @@ def certificate(
 
 
 def _seconds(evaluation: Evaluation) -> dict[str, Any]:
-    """Return a run's costs [s] as nested lists by letter of the phase or name of the cost."""
-    # Their shape is (stages), (workers) for phases with the scope worker, or (2, pipes, boundaries)
-    # for messages. Times that differ by microbatch have it last.
+    """Return a run's costs [s] as {letter of a phase or name of a cost: nested list}."""
+    # Lists have shape (stages), (workers) for phases with the scope worker, or
+    # (2, pipes, boundaries) for messages. Times that differ by microbatch have a last axis for it.
     table, costs, layout = evaluation.table, evaluation.costs, evaluation.program.layout
     values: dict[str, tuple[Any, tuple[int, ...]]]
     values = {p.name: (costs.time(p), (layout.num_places(p),)) for p in layout.timed}
@@ -179,7 +180,7 @@ def _seconds(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
-    """Return start and end [s] of each op in a cell, all-reduce and update, by its name."""
+    """Return {name of an op, all-reduce or update: {"start": s, "end": s}}."""
     program, grammar, ops = evaluation.program, evaluation.table.grammar, {}
     executed = {*evaluation.links.executed(grammar), *grammar.host, *grammar.side_phases}
     for worker, row in enumerate(evaluation.table.rows()):
@@ -193,7 +194,7 @@ def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     for node in program.beside_cells.tolist():
         stage, worker = int(program.stage[node]), int(program.worker[node])
         name = f"{stage}U (worker {worker})"
-        if worker == NO_WORKER:  # an all-reduce, of a microbatch where cells update
+        if worker == NO_WORKER:  # an all-reduce; it has a microbatch if the table has U cells
             microbatch = int(program.microbatch[node])
             name = f"{stage}A{microbatch}" if microbatch >= 0 else f"{stage}A"
         start, end = evaluation.node_start[node], evaluation.node_finish[node]
@@ -202,7 +203,7 @@ def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 
 
 def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
-    """Return each message's departure and arrival [s], by name of the message."""
+    """Return {name of a message: {"leaves": s, "arrives": s}}."""
     table, messages = evaluation.table, evaluation.program.messages
     cells = table_messages(table)  # in the order of `messages`
     transfers = {}
@@ -221,7 +222,7 @@ def _transfers(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 
 
 def _op_text(table: ScheduleTable, cell: int, stage: int, microbatch: int | None = None) -> str:
-    """Return the text of a cell's op on a stage (and of a microbatch, for fused pairs)."""
+    """Return the text of a cell's op on a stage; `microbatch` selects an op of a fused pair."""
     ops = table.cell(*table.place(cell))
     op = next(op for op in ops if op.stage == stage and microbatch in (None, op.microbatch))
     return table.grammar.text((op,))

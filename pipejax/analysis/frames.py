@@ -20,9 +20,9 @@ def frame(rows: Evaluation | Sequence[Any]) -> "pd.DataFrame":
         of `pj.plan`, the remedies of `pj.explain` or the suspects of a trace.
 
     Returns:
-      A row for each op (`op`, `kind`, `stage`, `microbatch`, `worker`, `lane`, `start` and `finish`
-      [s], `is_critical`; a fused pair is one row), or for each record: fields are columns, and
-      those of a record within it have dotted names.
+      A row for each op, or for each record. Columns of ops are `op`, `kind`, `stage`, `microbatch`,
+      `worker`, `lane`, `start` and `finish` [s] and `is_critical`; a fused pair is one row. Columns
+      of records are their fields; a field of an inner record is "outer.inner".
 
     Raises:
       ModuleNotFoundError: without pandas, which `pip install 'pipejax[notebook]'` brings.
@@ -42,7 +42,7 @@ def frame(rows: Evaluation | Sequence[Any]) -> "pd.DataFrame":
 
 
 def _ops(run: Evaluation) -> Iterator[dict[str, Any]]:
-    """Yield a dictionary for each op of a run: kind, place, start, finish and so on."""
+    """Yield a dictionary for each op of a run, with the columns of `frame`."""
     for bar in bars(run):
         yield {
             "op": bar.label,
@@ -58,7 +58,7 @@ def _ops(run: Evaluation) -> Iterator[dict[str, Any]]:
 
 
 def _columns(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield names and values of a record's fields; fields of inner records as "outer.inner"."""
+    """Yield (name, value) of each field of a record; inner fields are named "outer.inner"."""
     for name in _field_names(record):
         value = getattr(record, name)
         if _field_names(value):

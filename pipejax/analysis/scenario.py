@@ -25,7 +25,7 @@ from pipejax.schedules.table.table_files import read_table
 
 SLOTS = SlotCosts()
 SIZE = "num_workers", "num_microbatches"
-TABLE_FIELDS = {"schedule", "options", *SIZE}  # that a table follows from, besides some edits
+TABLE_FIELDS = {"schedule", "options", *SIZE}  # fields that determine the table, besides edits
 EditKind = TypeVar("EditKind", bound=Edit)
 
 
@@ -34,7 +34,7 @@ EditKind = TypeVar("EditKind", bound=Edit)
 class Scenario:
     """A schedule with its costs, its links, and changes (edits) of table and costs.
 
-    A schedule that is planned for times is planned for those of the run.
+    A schedule whose builder orders ops by their times gets the times of this scenario.
 
     Args:
       schedule: name of a schedule, as for `pj.schedules.build`, or a table.
@@ -91,7 +91,7 @@ class Scenario:
 
     @property
     def size(self) -> dict[str, int]:
-        """Return numbers of workers and microbatches, by default those of a table in a file."""
+        """Return the numbers of workers and microbatches; a table in a file has its own."""
         size: dict[str, int] = {}
         for name, count in zip(SIZE, self._builder.sizes or (None, None), strict=True):
             size[name] = getattr(self, name) or count or 0
@@ -152,7 +152,8 @@ class Scenario:
         return evaluate(self.table(), self.table_costs(), link=self.links)
 
     def replace(self, **changes: Any) -> "Scenario":
-        """Return the scenario with some fields replaced; it shares a table that stays the same."""
+        """Return the scenario with some fields replaced."""
+        # If the table stays the same, both scenarios share it.
         other = dataclasses.replace(self, **changes)
         builder = BUILT_IN.get(self.schedule) if isinstance(self.schedule, str) else None
         if builder is None or builder.planned:  # a file may change, and a plan follows from costs
@@ -167,16 +168,16 @@ class Scenario:
         return tuple(e for e in self.edits if type(e).change_table is not Edit.change_table)
 
     def find_edit(self, kind: type[EditKind]) -> EditKind | None:
-        """Return the scenario's edit of a kind; None if it has no such edit."""
+        """Return the scenario's edit of this class; None if it has no such edit."""
         return next((edit for edit in self.edits if isinstance(edit, kind)), None)
 
     def with_edit(self, edit: Edit) -> "Scenario":
-        """Return the scenario with an edit, which replaces any edit of the same kind."""
+        """Return the scenario with an edit, which replaces any edit of the same class."""
         edits = [*(old for old in self.edits if type(old) is not type(edit)), edit]
         return self.replace(edits=tuple(sorted(edits, key=lambda edit: KINDS.index(type(edit)))))
 
     def with_table(self, table: ScheduleTable) -> "Scenario":
-        """Return the scenario with a table instead of the schedule and all edits of tables."""
+        """Return the scenario with this table, without its schedule and without edits of tables."""
         edits = tuple(e for e in self.edits if e not in self._table_edits)
         return self.replace(
             schedule=table, num_workers=None, num_microbatches=None, options={}, edits=edits
@@ -195,17 +196,18 @@ class Scenario:
 
     @property
     def system(self) -> System | None:
-        """Return the system on which a model is priced; None without a model."""
+        """Return the system on which a model is priced. Return None if costs are of no model."""
         return self.source.system
 
     @property
     def model_workload(self) -> Workload | None:
-        """Return a model's workload; None without a model, or if microbatches differ."""
+        """Return the model's workload before edits."""
+        # It is None without a model, or if microbatches have different lengths.
         return self.source.workload if self.microbatches == Microbatches() else None
 
     @property
     def workload(self) -> Workload | None:
-        """Return the workload, edits included; None if it cannot express them (`ScaledTimes`)."""
+        """Return the workload with all edits. Return None if it cannot express `ScaledTimes`."""
         workload = self.model_workload
         if workload is None or self.find_edit(ScaledTimes):
             return None
@@ -217,11 +219,12 @@ class Scenario:
 
     @property
     def placed(self) -> Callable[[ScheduleTable], PlacedCosts] | None:
-        """Return a function that prices a table for any places of workers; None for equal links."""
+        """Return a function that prices a table for any places of workers."""
+        # It is None if all links are equal.
         return self._placed_costs if self.source.sizes or self.workload is not None else None
 
     def place_nodes(self, table: ScheduleTable) -> Int[NumpyArray, " places"]:
-        """Return the node number of each place of a table's workers, without any price."""
+        """Return the node of each place at which a worker of the table can run."""
         workload, system = self.workload, self.system
         if workload is None or system is None:
             return place_nodes(place_levels(self.source.sizes, table.num_workers))
@@ -230,14 +233,14 @@ class Scenario:
         return place_nodes(model_levels(workload, system, table))
 
     def _levels(self, table: ScheduleTable) -> list[Costs]:
-        """Return a table's costs for each link level, as if all messages used its links."""
+        """Return a table's costs once per link level, with all messages on links of that level."""
         levels = self.source.levels(table)
         for edit in self.edits:
             levels = [edit.apply(costs, table) for costs in levels]
         return levels
 
     def _placed_costs(self, table: ScheduleTable) -> PlacedCosts:
-        """Return a table's costs as a function of workers' places; `base` includes all edits."""
+        """Return a table's costs as a function of workers' places, with all edits in `base`."""
         workload, system = self.workload, self.system
         if workload is None or system is None:
             return PlacedCosts.from_levels(self._levels(table), table, self.source.sizes)

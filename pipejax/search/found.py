@@ -7,12 +7,12 @@ from typing import Generic, TypeVar
 from pipejax.base.display import with_short_repr
 
 Best = TypeVar("Best")
-TIME_LIMIT = 60.0  # default [s]
-GAP = 0.001  # that ends a local search, far below the error of any measured time
+TIME_LIMIT = 60.0  # default time limit of a search [s]
+GAP = 0.001  # gap at which a local search ends, far below the error of any measured time
 
 
 def gap(value: float, lower_bound: float) -> float:
-    """Return the share of a value that candidates not yet evaluated could save at most."""
+    """Return the largest share of a value that an unevaluated candidate could save."""
     return 1 - lower_bound / value if value > lower_bound else 0.0
 
 
@@ -23,13 +23,13 @@ class Found(Generic[Best]):
 
     Attributes:
       best: the best candidate.
-      value: its makespan or step time [s].
-      lower_bound: bound on the values of all candidates [s]; 0 without a proof.
-      baselines: values of simple candidates by name [s]; None for one that cannot run.
+      value: makespan or step time of the best candidate [s].
+      lower_bound: lower bound on the values of all candidates [s]; 0 without a proof.
+      baselines: {name of a simple candidate: value [s]}; None for a candidate that cannot run.
       evaluated: number of evaluated candidates.
-      stopped: reason for the end: "optimal" (the bound is reached), "gap" (the possible saving is
-        below the requested gap), "iterations", "time", "effort", "interrupted", or "tolerance" (it
-        is below that of a solver).
+      stopped: reason for the end: "optimal" (the value reaches the bound), "gap" (the possible
+        saving is below the requested gap), "tolerance" (the possible saving is below a solver's
+        tolerance), "iterations", "time", "effort" or "interrupted".
     """
 
     best: Best
@@ -41,5 +41,5 @@ class Found(Generic[Best]):
 
     @property
     def gap(self) -> float:
-        """Return the share of the value that candidates not yet evaluated could save at most."""
+        """Return the largest share of the value that an unevaluated candidate could save."""
         return gap(self.value, self.lower_bound)

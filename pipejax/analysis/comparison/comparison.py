@@ -39,7 +39,7 @@ class Shape(NamedTuple):
     p: int  # workers
     m: int  # microbatches
     v: int  # stages per worker
-    f: int = 1  # couples of pipes, where there are several pipes: 2f pipes
+    f: int = 1  # couples of pipes; a table with several pipes has 2f pipes
     k: int = 1  # slices of a microbatch
 
 
@@ -56,34 +56,35 @@ class Times(NamedTuple):
 
     @property
     def b(self) -> float:
-        """A whole backward."""
+        """Return the time of a full backward."""
         return self.i + self.w
 
 
 class ClosedForm(NamedTuple):
-    """Formulas that a paper gives for a schedule, and the assumptions they hold under."""
+    """Formulas that a paper prints for a schedule, and their assumptions."""
 
+    # each formula is (text, function)
     source: str  # publication
-    bubble_ratio: Ratio | None = None  # idle / total as text and as a function
-    # activations of worker r, in stages (or slices of them): as text, as a function of shape and r
+    bubble_ratio: Ratio | None = None  # idle / total
+    # number of activations (of a stage, or of a slice) that worker r holds, by shape and r
     in_flight: tuple[str, Callable[[Shape, int], int]] | None = None
     assumes: str = "equal stages"  # conditions under which the ratios are exact
-    holds: Callable[[Shape], bool] = lambda n: True  # whether the shape fits these assumptions
+    holds: Callable[[Shape], bool] = lambda n: True  # whether the shape fits these conditions
     weight_copies: int = 1  # copies of the model's weights over all workers
     span_bubble_ratio: Ratio | None = None  # idle / total of the longest span of a worker
-    # longest wait of a worker [s], as text and as a function of shape and times
+    # longest wait of a worker [s], by shape and times
     idle: tuple[str, Callable[[Shape, Times], float]] | None = None
-    idle_assumes: str = ""  # conditions under which that is exact
+    idle_assumes: str = ""  # conditions under which the wait is exact
 
 
 _FUNCTION_FIELDS = ("bubble_ratio", "in_flight", "span_bubble_ratio", "idle")
-# between numbers, letters, brackets and min (@) that stand side by side and are multiplied
+# place of a multiplication sign: between adjacent numbers, letters, brackets and min (@)
 _PRODUCT = re.compile(r"(?<=[\w)]) *(?=[A-Za-z(@])")
 
 
 def _function(formula: str) -> Callable[..., Any]:
-    """Return the function of a shape, and of a worker or of times, that a formula writes."""
-    # KV+2(P-r-1) becomes K*V+2*(P-r-1); a fused pair F&B is T
+    """Compile a formula to a function of a shape, and of a worker or of times."""
+    # KV+2(P-r-1) becomes K*V+2*(P-r-1); a fused pair F&B becomes T
     text = formula.replace("F&B", "T").replace("min(", "@(")
     code = compile(_PRODUCT.sub("*", text).replace("@", "min"), formula, "eval")
 
@@ -100,8 +101,8 @@ def _function(formula: str) -> Callable[..., Any]:
 
 @functools.cache
 def closed_forms() -> Mapping[str, ClosedForm]:
-    """Return the closed forms of `closed_forms.json` by schedule."""
-    # a formula is a text that is evaluated, or a text for readers and one that is evaluated
+    """Return {schedule: closed form} of `closed_forms.json`."""
+    # a formula is one text, or two: a text for readers and a text that is evaluated
     forms = {}
     for name, fields in load_json(Path(__file__).with_name("closed_forms.json")).items():
         for field in fields.keys() & _FUNCTION_FIELDS:
@@ -129,7 +130,7 @@ def closed_form(table: ScheduleTable) -> tuple[ClosedForm, Shape]:
 
 
 TOLERANCE = 1e-9
-_PHASES: tuple[AnyPhase, ...] = tuple(  # of all schedules
+_PHASES: tuple[AnyPhase, ...] = tuple(  # compute phases of all schedules
     phase for phase in COMPUTE if phase not in USUAL_PHASES.recomputing
 )
 _PATH_COSTS = {  # costs that the idealised table does not have
@@ -147,22 +148,23 @@ class Comparison(NamedTuple):
     """One schedule by published formula, idealised table and run with messages.
 
     Attributes:
-      schedule: name.
+      schedule: name of the schedule.
       workers: P.
       stages: S.
       microbatches: M.
-      formula_bubble_ratio: as printed in the literature, or None.
-      table_bubble_ratio: of the idealised table, in `slots`.
-      bubble_ratio: of the run.
-      formula_in_flight: largest count over workers as printed, or None.
-      peak_in_flight: largest count over workers on the table.
-      peak_microbatches: the same in microbatches of all layers of a worker, so that schedules with
-        several stages per worker compare: a stage's activation counts as its share of the worker.
+      formula_bubble_ratio: bubble ratio of the published formula; None without a formula.
+      table_bubble_ratio: bubble ratio of the idealised table, at the durations `slots`.
+      bubble_ratio: bubble ratio of the run.
+      formula_in_flight: published number of activations on the fullest worker, or None.
+      peak_in_flight: number of activations on the fullest worker of the table.
+      peak_microbatches: `peak_in_flight` in microbatches of all layers of a worker, which compares
+        schedules with several stages per worker. A stage's activation counts as its share of the
+        worker's layers.
       weight_copies: copies of the weights over all workers.
-      makespan: of the run [s].
+      makespan: makespan of the run [s].
       bound_by: cost with the largest share of the critical path.
-      path_share: share of the critical path by cost.
-      why: reasons why the levels disagree.
+      path_share: {cost: share of the critical path}.
+      why: reasons why formula, table and run disagree.
       slots: durations of F, B, I and W in the idealised table, in units of F.
     """
 
@@ -185,7 +187,7 @@ class Comparison(NamedTuple):
 
 
 def table_bubble_ratio(table: ScheduleTable, slots: Slots | None = None) -> float:
-    """Return a table's bubble ratio if messages take no time, by default at its own slots."""
+    """Return a table's bubble ratio if messages take no time; default: at the table's slots."""
     start, finish = slot_times(table, slots)
     total = float(finish.max()) * table.num_workers
     busy = (finish - start)[np.isin(table.phase, table.grammar.busy)].sum()
@@ -193,7 +195,7 @@ def table_bubble_ratio(table: ScheduleTable, slots: Slots | None = None) -> floa
 
 
 def mean_slots(costs: Costs, table: ScheduleTable) -> dict[str, float]:
-    """Return mean times of kinds of ops, relative to the first time above 0, which is mostly F."""
+    """Return {phase letter: mean time}, in units of the first mean above 0, which is mostly F."""
     times = {phase.name: costs.time(phase) for phase in [*_PHASES, *table.grammar.custom_phases]}
     mean = {letter: float(np.mean(time)) for letter, time in times.items() if time is not None}
     unit = next(filter(None, mean.values()), 1.0)
@@ -213,11 +215,11 @@ def compare(
       table: the schedule.
       costs: costs of the run [s].
       link: link model of the run, or `Links`.
-      slots: durations by phase letter in the idealised table; by default the mean `costs` over the
-        stages. The slots that the table was built with only decide the order of its ops.
+      slots: {phase letter: duration in the idealised table}; default: means of `costs` over the
+        stages. The slots that the table was built with decide only the order of its ops.
 
     Returns:
-      The three levels and an explanation of where they disagree.
+      Results of the three levels, and reasons why they disagree.
 
     Raises:
       ValueError: as `evaluate`.
@@ -279,7 +281,7 @@ def compare(
 
 
 def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots: Slots) -> str:
-    """Return, as text, the reasons for which a run differs from the idealised table."""
+    """Return the reasons why a run differs from the idealised table, as text."""
     reasons = _path_reasons(run)
     phases = {*table.grammar.compute} - {*table.grammar.recomputing}
     times = {
@@ -326,7 +328,7 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
 
 
 def _path_reasons(run: Evaluation) -> list[str]:
-    """List the shares of the critical path that messages, offloads and so on take, as texts."""
+    """List texts such as "messages take 8.3 % of the critical path"."""
     reasons: list[str] = []
     for names, words in _PATH_COSTS.items():
         percent = 100 * sum(run.path_share.get(name, 0.0) for name in names)
@@ -346,7 +348,8 @@ def _range_text(value: Any) -> str:
 def _worker_factors(
     table: ScheduleTable, times: Mapping[str, NumpyArray]
 ) -> Float[NumpyArray, " workers"] | None:
-    """Return each worker's op times over the median worker's; None if ops differ otherwise."""
+    """Return (workers) the factor of each worker's op times over the median worker."""
+    # It is None if all workers are equally fast, or if the ops of a worker have different factors.
     sizes = (table.num_stages, table.num_microbatches)
     worker = np.broadcast_to(op_workers(table).reshape(sizes[0], -1), sizes)
     if len(np.unique(worker)) < table.num_workers:

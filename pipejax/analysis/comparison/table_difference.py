@@ -37,7 +37,7 @@ class RowDifference(NamedTuple):
     only: tuple[int, int]  # number of ops that only the first, or only the second row has
 
     def around(self, count: int) -> Iterator[tuple[int, Sequence[Cell]]]:
-        """Yield for each row the cells around the first difference, with its index in them."""
+        """Yield (index of the first difference, cells around it) for the row of each table."""
         begin = max(self.first - count, 0)
         for row in self.cells:
             yield self.first - begin, row[begin : self.first + count + 1]
@@ -47,17 +47,18 @@ class RowDifference(NamedTuple):
 class TableDifference(NamedTuple):
     """Differences between two tables."""
 
-    sizes: Mapping[str, tuple[int, int]]  # numbers of workers, stages, microbatches that differ
-    rows: Sequence[RowDifference]  # of workers that both tables have and whose rows differ
-    moved: Mapping[Op, tuple[int, int]]  # both workers of each op that is on another one
-    split: tuple[int, int]  # number of backwards that only the first, or only the second splits
-    fused: tuple[int, int]  # number of fused pairs in each table
-    only: Mapping[AnyPhase, tuple[int, int]]  # number of ops by phase that only one table has
+    # pairs hold the value of the first table, then that of the second
+    sizes: Mapping[str, tuple[int, int]]  # {workers, stages or microbatches: numbers that differ}
+    rows: Sequence[RowDifference]  # workers of both tables whose rows differ
+    moved: Mapping[Op, tuple[int, int]]  # {op that runs on different workers: its workers}
+    split: tuple[int, int]  # numbers of backwards that only this table splits
+    fused: tuple[int, int]  # numbers of fused pairs
+    only: Mapping[AnyPhase, tuple[int, int]]  # {phase: numbers of ops that only this table has}
     other_placement: bool  # whether stages are on other workers, or microbatches in other pipes
 
     @property
     def communication(self) -> tuple[int, int]:
-        """Return how many communication cells only the first table has, and only the second."""
+        """Return the numbers of communication cells that only the first, only the second has."""
         counts = [self.only.get(phase, (0, 0)) for phase in COMMUNICATION]
         return sum(first for first, _ in counts), sum(second for _, second in counts)
 
@@ -102,7 +103,7 @@ def table_difference(first: ScheduleTable, second: ScheduleTable) -> TableDiffer
 def row_exchanges(
     table: ScheduleTable, other: ScheduleTable, workers: Sequence[int], costs: Costs, link: Links
 ) -> Iterator[float | None]:
-    """Yield `table`'s makespan [s] with a worker's row from `other`; None if that is illegal."""
+    """Yield `table`'s makespan [s] with a worker's row from `other`; None for an illegal table."""
     rows, other_rows = _rows(table), _rows(other, table.grammar)
     for worker in workers:
         new_rows = [*rows[:worker], other_rows[worker], *rows[worker + 1 :]]
@@ -114,7 +115,7 @@ def row_exchanges(
 
 def _rows(table: ScheduleTable, like: Grammar = USUAL) -> list[list[Cell]]:
     """Return cells by row without idle slots, with the phase codes of grammar `like`."""
-    # Then ops of tables that number their own phases differently compare.
+    # Tables may number their own phases differently; with equal codes their ops can be compared.
     rows = [[cell for cell in row if cell] for row in table.rows()]
     if not table.grammar.custom_phases:
         return rows
@@ -151,9 +152,9 @@ def _count_split(ops: Sequence[Op], other_workers: Mapping[Op, int]) -> int:
 def _row_difference(
     worker: int, first: Sequence[Cell], second: Sequence[Cell]
 ) -> RowDifference | None:
-    """Compare a worker's rows in two tables; return None if they are equal."""
-    # Rows a b c d and c a d e: the shared ops a c d have positions 1 0 2 in the second row, where
-    # at most two ascend, so one is reordered.
+    """Compare a worker's rows in two tables; return None if the rows are equal."""
+    # Example: rows a b c d and c a d e. The shared ops a c d have positions 1 0 2 in the second
+    # row. At most two of these positions ascend, so one op is reordered.
     if list(first) == list(second):
         return None
     position = next(
@@ -170,8 +171,8 @@ def _row_difference(
 
 
 def _numbered(row: Sequence[Cell]) -> list[tuple[Op, int]]:
-    """Return a row's ops, each with the number of equal ops before it in the row."""
-    # only ops without a microbatch repeat, as sharding ops of a stage
+    """Return (op, number of equal ops before it in the row) for each op of a row."""
+    # only ops without a microbatch repeat, such as sharding ops of a stage
     counts: Counter[Op] = Counter()
     numbered = []
     for op in itertools.chain(*row):
@@ -183,8 +184,10 @@ def _numbered(row: Sequence[Cell]) -> list[tuple[Op, int]]:
 
 def _longest_ascent(numbers: Sequence[int]) -> int:
     """Return the length of the longest ascending subsequence of distinct numbers."""
-    smallest_last: list[int] = []  # by length - 1: the smallest last number of such an ascent
-    for number in numbers:  # 3 1 2: [3], then [1], then [1 2]
+    # smallest_last[k] is the smallest last number of an ascending subsequence of length k + 1.
+    # Numbers 3 1 2 give [3], then [1], then [1 2].
+    smallest_last: list[int] = []
+    for number in numbers:
         length = bisect_left(smallest_last, number)
         smallest_last[length : length + 1] = [number]
     return len(smallest_last)

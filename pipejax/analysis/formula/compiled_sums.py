@@ -1,7 +1,7 @@
 """The value of a closed form, the largest of its sums, computed by JAX for many values.
 
-At a border the first facet wins, so that the derivative is the counts of one facet, as that of the
-recurrence is the counts of one path.
+If several facets are equally large, the derivative is the counts of the first one. The derivative
+of the recurrence is the counts of a single path, too.
 """
 
 import functools
@@ -27,7 +27,7 @@ def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
         # no copy of an array that has the type
         arrays = (x if isinstance(x, jax.Array) else np.asarray(x) for x in values)
         largest = _compiled(facets, tuple(array.astype(dtype, copy=False) for array in arrays))
-        return to_output_dtype(jax.block_until_ready(largest))  # the arrays are not needed any more
+        return to_output_dtype(jax.block_until_ready(largest))  # so the arrays can be freed
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -1,22 +1,22 @@
 """Search for facets, the linear forms whose maximum is the makespan, with a proof.
 
-The epigraph {(theta, z): z >= T(theta)} of the makespan T over a cone of parameters is a cone: T is
-the largest of g . theta over all paths, g their counts. Some of its inequalities z >= g . theta
-are known; what they cut out has extreme rays (theta, E(theta)). Where T = E on all of them, T <= E
-everywhere, for T is convex: the form is exact. Where T is larger, the longest path there is an
-inequality more. So the program runs at few points, and each is either a facet or part of the proof.
+The makespan T is the maximum of g . theta over all paths, where theta are the parameters and g is
+the counts of a path. So its epigraph {(theta, z): z >= T(theta)} is a cone. The search has some of
+the inequalities z >= g . theta; they bound a larger cone, with extreme rays (theta, E(theta)).
+The program runs at each of these rays. If T = E at all rays, the form is exact, because T is
+convex. If T is larger at a ray, the longest path at this ray gives a new inequality. So every run
+of the program gives a facet or a part of the proof.
 
-All numbers are whole. T runs near a ray, at 2^s theta + d with small random d > 0: there the
-longest path is nearly always unique, so that its counts are a facet and no lower-dimensional face.
-T(theta) follows: T(theta) <= T(theta + d / 2^s) < T(theta) + 1.
+All numbers are integers. The program runs near a ray, at 2^s theta + d with small random d > 0.
+The longest path is nearly always unique there, so its counts are a facet. T(theta) follows from
+T(theta) <= T(theta + d / 2^s) < T(theta) + 1.
 
-Cones are described by inequalities and by extreme rays.
+A cone is described by its inequalities and by its extreme rays. The double description method
+(Motzkin, Raiffa, Thompson and Thrall 1953; Fukuda and Prodon 1996) adds an inequality: it removes
+the rays beyond the inequality, and adds a ray on each edge that crosses the border.
 
-The double description method (Motzkin, Raiffa, Thompson and Thrall 1953; Fukuda and Prodon 1996):
-an additional inequality cuts off some rays, and makes a new one on each edge that it crosses.
-
-The region of a domain where one facet is the largest is a cone. It is cut into simplices, always
-from the first ray of a face (a pulling triangulation), so that neighbours share whole walls.
+The region of the parameters in which one facet is the largest is a cone. A pulling triangulation
+divides it into simplices, always from the first ray of a face. So neighbours share whole walls.
 """
 
 import functools
@@ -32,11 +32,11 @@ from pipejax.base.display import short_repr
 from pipejax.costs.precision import float_type, is_traced
 from pipejax.engine.lowering.program import Program, run_many_on_host
 
-INT64_LIMIT = 2**62  # larger whole numbers are Python's, which have no limit
-BLOCK_ENTRIES = 1 << 22  # of the table (pairs of rays, rays) that one block fills
-MIN_COMPILED_PRODUCTS = 10**6  # fewer multiplications are faster in NumPy than XLA compiles
+INT64_LIMIT = 2**62  # larger integers are stored as integers of Python
+BLOCK_ENTRIES = 1 << 22  # entries of the table (pairs of rays, rays) in one block
+MIN_COMPILED_PRODUCTS = 10**6  # fewer multiplications take NumPy less time than XLA's compilation
 
-Whole = NumpyArray  # whole numbers: int64, or Python's if these are too small
+Whole = NumpyArray  # integers: int64, or Python's if int64 is too small
 Vector = NumpyArray  # (dims)
 Vectors = NumpyArray  # (vectors, dims)
 Facets = tuple[tuple[float, ...], ...]
@@ -44,7 +44,7 @@ Facets = tuple[tuple[float, ...], ...]
 
 @short_repr
 class Cone(NamedTuple):
-    """A pointed cone of full dimension: all x with inequality . x >= 0."""
+    """A pointed cone of full dimension: all x with inequality . x >= 0 for each inequality."""
 
     rays: Vectors  # (rays, dims) extreme rays, each with the greatest common divisor 1
     inequalities: Vectors  # (inequalities, dims) normals
@@ -90,9 +90,10 @@ class Cone(NamedTuple):
         self, above: Int[NumpyArray, " above"], below: Int[NumpyArray, " below"]
     ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"]]:
         """Return pairs of neighbouring rays, one above the border and one below (index arrays)."""
-        # Two rays share an inequality if both are tight on it. They are neighbours if they share at
-        # least dims - 2, and no third ray is tight on all of these. Four rays in three dims, tight
-        # on {a, b}, {b, c}, {c, d}, {d, a}: the first two are neighbours, as only they share b.
+        # Two rays share an inequality if both are tight on it. They are neighbours if they share
+        # at least dims - 2 inequalities, and no third ray is tight on all of them. For example,
+        # four rays in three dims are tight on {a, b}, {b, c}, {c, d} and {d, a}. The first two are
+        # neighbours, because only they share b.
         tight = self.tight.astype(np.float32)  # counts below 2^24 are exact, and BLAS adds them
         with np.errstate(invalid="ignore"):  # BLAS may raise the flag, though no number is invalid
             num_shared = tight[above] @ tight[below].T  # (above, below)
@@ -109,7 +110,7 @@ class Cone(NamedTuple):
 
 
 def primitive(vectors: Vectors) -> Vectors:
-    """Divide integer vectors (vectors, dims) by the greatest common divisor of each."""
+    """Divide each integer vector (vectors, dims) by the greatest common divisor of its entries."""
     if not len(vectors):
         return vectors
     reduced = vectors // np.gcd.reduce(vectors, axis=1)[:, None]
@@ -117,7 +118,7 @@ def primitive(vectors: Vectors) -> Vectors:
 
 
 def exact_integers(whole: NumpyArray, bound: int) -> NumpyArray:
-    """Convert integers to a type that holds results up to a bound: int64, or Python's."""
+    """Convert integers to int64 if results up to `bound` fit in int64, else to Python's."""
     return whole.astype(np.int64 if bound < INT64_LIMIT else object)
 
 
@@ -140,10 +141,10 @@ def rank(vectors: Vectors) -> int:
 
 
 def regions(cone: Cone, num_facets: int) -> tuple[Vectors, list[Int[NumpyArray, " rays"]]]:
-    """Return the domain's rays (rays, dims), and by facet the indices of its region's rays.
+    """Return the domain's rays (rays, dims), and for each facet the indices of its region's rays.
 
-    A facet is a sum such as 6F + 4B, and its region is where it is the largest facet. The cone lies
-    above the facets; its upward ray (0, .., 0, 1) is no ray of the domain.
+    A facet is a sum such as 6F + 4B. Its region is the part of the domain in which it is the
+    largest facet. The cone lies above the facets; its ray (0, .., 0, 1) is no ray of the domain.
     """
     is_above = cone.rays[:, :-1].any(axis=1)
     tight = cone.tight[is_above, len(cone.inequalities) - num_facets :]
@@ -151,17 +152,17 @@ def regions(cone: Cone, num_facets: int) -> tuple[Vectors, list[Int[NumpyArray, 
 
 
 def cells(cone: Cone, num_facets: int) -> list[tuple[int, ...]]:
-    """Divide each facet's region (where it is largest) into simplices, (facet, ray, ray, ..)."""
+    """Divide the region of each facet into simplices; return (facet, ray, ray, ..) for each."""
     # A simplex is a cone with as many extreme rays as dimensions.
     rays, rays_by_facet = regions(cone, num_facets)
     is_above = cone.rays[:, :-1].any(axis=1)
-    # A face is the set of its rays, as bits: 0b1010 has rays 1 and 3. An inequality's face, its
-    # border, contains the smaller faces on it.
+    # A face is stored as the set of its rays, in bits: 0b1010 has rays 1 and 3. The border of an
+    # inequality is a face.
     borders = {_bits(np.flatnonzero(column)) for column in cone.tight[is_above].T} - {0}
 
     @functools.cache
     def simplices(face: int, dims: int) -> list[tuple[int, ...]]:
-        """Divide a face of `dims` dimensions: join its first ray to each wall that lacks it."""
+        """Divide a face: join its first ray with the simplices of each wall without this ray."""
         if dims == 1:
             return [(face.bit_length() - 1,)]
         apex = face & -face  # the lowest bit: 0b1010 -> 0b0010
@@ -184,10 +185,10 @@ def _bits(members: Int[NumpyArray, " members"]) -> int:
 
 def largest_sum(facets: Facets, values: Sequence[Any]) -> Any:
     """Return the largest facet: the maximum over facets of the sum of counts times values."""
-    # Numbers are added in float64, arrays of float32 in float32, as makespans are.
+    # Python's numbers are added in float64, arrays of float32 in float32, as for makespans.
     shape = np.broadcast_shapes(*(np.shape(value) for value in values))
     if is_traced(*values) or math.prod(shape) * len(facets) >= MIN_COMPILED_PRODUCTS:
-        from pipejax.analysis.formula import compiled_sums  # few numbers need no JAX
+        from pipejax.analysis.formula import compiled_sums  # imports JAX, for many numbers only
 
         return compiled_sums.largest_sum(facets, values)
     dtype = float_type(*values)
@@ -206,11 +207,11 @@ def facet_sums(facets: Facets, values: Sequence[Any]) -> list[Any]:
 
 
 FACETS_PER_ROUND = 8  # facets added at once; the first may make later ones redundant
-MAX_OFFSET = 1 << 10  # of points near rays
-OFFSET_BITS = 20  # of the second offset, of points that prove facets
-ATTEMPTS = 100  # to find such points
+MAX_OFFSET = 1 << 10  # largest offset d of a point from a ray
+OFFSET_BITS = 20  # bits of the offset of a point that proves a facet
+ATTEMPTS = 100  # trials to find a point that proves a facet
 SEED = 0
-RUNS_PER_CALL = 2048  # of a program, so that its finish times stay in the cache
+RUNS_PER_CALL = 2048  # runs of a program at once, so that finish times stay in the cache
 
 # (points, parameters) -> (points) makespans, (points, parameters) counts of a longest path
 Solve = Callable[[Vectors], tuple[Whole, Vectors]]
@@ -218,23 +219,23 @@ Solve = Callable[[Vectors], tuple[Whole, Vectors]]
 
 @short_repr
 class Envelope(NamedTuple):
-    """Facets (linear forms) whose maximum is a makespan, with the proof; some may be left out."""
+    """Facets (linear forms) whose maximum is a makespan up to a gap, with the proof."""
 
     facets: Vectors  # (facets, parameters) counts
-    points: Vectors  # (facets, parameters) where each is the count of a longest path
-    # of all (theta.., z) above the facets; its inequalities are those of the domain, z >= 0,
-    # and the facets in their order
+    points: Vectors  # (facets, parameters) point at which a longest path has the facet's counts
+    # cone of all (theta.., z) above the facets; its inequalities are the domain's, then z >= 0,
+    # then the facets in the order of `facets`
     cone: Cone
-    lengths: dict[tuple[int, ...], int]  # makespan at each ray's theta, by its entries
-    gap: Fraction  # 1 - facets / makespan at most
+    lengths: dict[tuple[int, ...], int]  # {theta of a ray: makespan}
+    gap: Fraction  # upper bound on 1 - facets / makespan
     evaluations: int  # points at which the program ran
 
 
 def find_facets(solve: Solve, domain: Cone, num_parameters: int, max_facets: int) -> Envelope:
     """Find a makespan as the maximum of sums such as 6F + 4B (facets), with the proof."""
-    # `domain` is the cone of the parameters' values. If more than `max_facets` facets are needed,
-    # the result has a gap above 0: the largest relative error of the maximum.
-    # Each path has a sum. Where all facets are below the makespan, the longest path gives another.
+    # `domain` is the cone of (theta, z), theta in the box. With more than `max_facets` facets the
+    # result has a gap above 0: the largest relative error of the maximum.
+    # At a ray where all facets are below the makespan, the longest path is a new facet.
     search = _Search(solve, domain, num_parameters)
     while violations := search.rays_below_makespan():  # (gap, counts of a path), largest gap first
         if len(search.facets) >= max_facets and not search.drop_redundant():
@@ -245,14 +246,14 @@ def find_facets(solve: Solve, domain: Cone, num_parameters: int, max_facets: int
 
 
 class _Search:
-    """State of the search for facets: facets so far, and makespans at the cone's rays."""
+    """State of the search: the present facets, and the makespans at the rays of their cone."""
 
     def __init__(self, solve: Solve, domain: Cone, num_parameters: int) -> None:
         self.solve, self.cone, self.num_parameters = solve, domain, num_parameters
         self.draw = np.random.default_rng(SEED)
-        # counts of a facet -> a point where they are those of a longest path
+        # counts of a facet -> a point at which a longest path has these counts
         self.facets: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self.points: dict[tuple[int, ...], tuple[int, ...]] = {}  # the same for all paths so far
+        self.points: dict[tuple[int, ...], tuple[int, ...]] = {}  # counts of any path -> such point
         self.lengths: dict[tuple[int, ...], int] = {}  # theta -> makespan
         self.counts: dict[tuple[int, ...], tuple[int, ...]] = {}  # theta -> counts of a path
         # 2^shift is above every makespan of the offsets near rays
@@ -262,8 +263,8 @@ class _Search:
         self.shift, self.evaluations = self.max_offset_length.bit_length() + 1, 1
 
     def rays_below_makespan(self) -> list[tuple[Fraction, tuple[int, ...]]]:
-        """Return (largest relative gap, counts of a longest path), the largest gap first."""
-        # At each ray (theta, z), z is the closed form at parameters theta; paths may be longer.
+        """Return (relative gap, counts of a longest path) of rays, the largest gap first."""
+        # At a ray (theta, z), the closed form has the value z, but a path may be longer.
         self._run([theta for theta in self._thetas() if any(theta)])
         gaps: dict[tuple[int, ...], Fraction] = {}
         for theta, z in zip(self._thetas(), self.cone.rays[:, -1].tolist(), strict=True):
@@ -276,7 +277,7 @@ class _Search:
 
     def add(self, path_counts: list[tuple[int, ...]], max_facets: int) -> None:
         """Add a facet for each path's counts: cut the cone by `z >= counts . theta`."""
-        # A ray of the cone is (theta, z): values of the parameters and a bound of the makespan.
+        # A ray of the cone is (theta, z): parameters, and a lower bound of the makespan at theta.
         for counts in path_counts[: min(FACETS_PER_ROUND, max_facets - len(self.facets))]:
             normal = np.zeros(self.cone.rays.shape[1], object)
             normal[: self.num_parameters], normal[-1] = [-count for count in counts], 1
@@ -290,9 +291,9 @@ class _Search:
         return [*map(tuple, self.cone.rays[:, : self.num_parameters].tolist())]
 
     def _run(self, thetas: list[tuple[int, ...]]) -> None:
-        """Add makespans and a longest path's counts at new thetas to `lengths` and `counts`."""
-        # It runs near them, where the longest path is unique: theta (1, 2) with shift 10 runs at
-        # (1024 + d1, 2048 + d2); the makespan 5000 there, shifted back, is 4 at theta.
+        """Set `lengths` and `counts` at new thetas: makespan and counts of a longest path."""
+        # The program runs near theta, where the longest path is unique. With shift 10, theta (1, 2)
+        # runs at (1024 + d1, 2048 + d2). If the makespan is 5000, that at theta is 5000 >> 10 = 4.
         new_thetas = [theta for theta in dict.fromkeys(thetas) if theta not in self.lengths]
         if not new_thetas:
             return
@@ -309,8 +310,8 @@ class _Search:
             self.points.setdefault(path_counts, tuple(point))
 
     def _facet_points(self, facets: Vectors) -> Vectors:
-        """Find for each facet a point at which only this facet's path is longest."""
-        # Two longest paths may tie at a facet's point: draw offsets until one is on its side.
+        """Find for each facet a point at which this facet is larger than all others."""
+        # Two facets may tie at the first point: draw offsets until this facet is the larger one.
         starts = np.array([self.facets[counts] for counts in map(tuple, facets.tolist())], object)
         points, tied = starts.copy(), np.arange(len(starts))
         for _ in range(ATTEMPTS):
@@ -324,8 +325,8 @@ class _Search:
         raise AssertionError(f"no point was found for {len(tied)} facets")  # chance below 2**-100
 
     def drop_redundant(self) -> bool:
-        """Drop redundant facets and sort the other facets; return whether any were dropped."""
-        # the cone's inequalities are those of the domain, then one for each sum in `self.facets`
+        """Drop redundant facets and sort the others; return whether a facet was dropped."""
+        # the cone has the inequalities of the domain, then one for each sum in `self.facets`
         cone, num_sums = self.cone, len(self.facets)
         num_domain = len(cone.inequalities) - num_sums
         numbered = enumerate(self.facets, num_domain)

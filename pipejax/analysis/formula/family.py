@@ -1,8 +1,8 @@
 """Families of closed forms, whose counts are polynomials in the microbatches or workers.
 
-A schedule that repeats itself adds the same counts to each path with every period. So the facets of
-the forms at n, n + period, n + 2 period, ... lie on lines (or parabolas): found on numbers in equal
-steps, and checked on check_numbers ones.
+A number is a number of microbatches or workers. A schedule that repeats itself adds the same counts
+to each path with every period. So the counts at n, n + period, n + 2 period, ... lie on lines (or
+parabolas). Some numbers in equal steps give these polynomials, and later numbers check them.
 """
 
 import itertools
@@ -16,15 +16,15 @@ from pipejax.base.checks import whole_number
 from pipejax.base.display import with_short_repr
 from pipejax.engine.lowering.program import Program
 
-NUM_CHECKS = 2  # numbers of each residue on which a polynomial is checked, without its bases
-MAX_FACETS = 60  # of a form whose facets are matched
-MAX_TRIALS = 10**6  # polynomials through the facets of consecutive forms
+NUM_CHECKS = 2  # numbers of each residue that check a polynomial, besides those that give it
+MAX_FACETS = 60  # largest number of facets of a form in a family
+MAX_TRIALS = 10**6  # largest number of candidate polynomials
 
 Parameters = Sequence[str] | Weights | None
 Facet = tuple[Fraction, ...]
-FacetsByNumber = Mapping[int, list[Facet]]  # facets by number
+FacetsByNumber = Mapping[int, list[Facet]]
 Polynomial = tuple[Fraction, ...]  # coefficients, the constant first
-Branch = tuple[tuple[Polynomial, ...], ...]  # facets, and in each a polynomial by parameter
+Branch = tuple[tuple[Polynomial, ...], ...]  # a polynomial for each (facet, parameter)
 
 
 class NoFamilyError(ValueError):
@@ -33,16 +33,18 @@ class NoFamilyError(ValueError):
 
 @with_short_repr("symbol parameters first period found_on verified_on branches")
 class Family(NamedTuple):
-    """Closed form for all numbers of microbatches (or workers) from `first` on, where checked.
+    """Closed form for all numbers of microbatches (or workers) from `first` on.
+
+    The family is checked at some numbers, not proved for all.
 
     Attributes:
       symbol: "M" or "P".
-      parameters: their names.
-      first: smallest number for which it holds.
-      period: numbers that differ by it have counts on the same polynomials.
-      branches: facets by the number's residue: in each a polynomial by parameter.
-      found_on: numbers that gave it, or that it was checked on, in equal steps.
-      verified_on: later numbers that it was checked on.
+      parameters: names of the parameters.
+      first: smallest number for which the family holds.
+      period: numbers that differ by the period have counts on the same polynomials.
+      branches: {number mod period: a polynomial for each (facet, parameter)}.
+      found_on: numbers in equal steps that gave the family or checked it.
+      verified_on: later numbers that checked the family.
     """
 
     symbol: str
@@ -54,7 +56,7 @@ class Family(NamedTuple):
     verified_on: tuple[int, ...]
 
     def facets(self, number: int) -> list[Facet]:
-        """Counts of the facets at a number of microbatches or workers of at least `first`."""
+        """Return the counts of the facets at a number of at least `first`."""
         whole_number(number, self.symbol, minimum=self.first)
         if number % self.period not in self.branches:
             residues = ", ".join(map(str, sorted(self.branches)))
@@ -121,24 +123,25 @@ def formula_family(
 ) -> Family:
     """Find how the facets of closed forms depend on the number of microbatches or workers.
 
-    A closed form is a maximum of sums (facets) such as 6F + 4B; a family has polynomials for 6 and
-    4. It must hold on the later half of the numbers: a few may seem to have a shorter period.
+    A closed form is a maximum of sums (facets) such as 6F + 4B. A family has polynomials in place
+    of 6 and 4. It must hold on the later half of the numbers, because a few numbers may seem to
+    have a shorter period.
 
     Args:
-      program: function that lowers the schedule for a number of microbatches, say.
-      numbers: numbers to find the family on, rising in equal steps.
-      parameters: as for `formula`, or a function from the number to them.
-      verify_on: later numbers to check the family on.
+      program: function that lowers the schedule for a number of microbatches or workers.
+      numbers: numbers that give the family, in rising equal steps.
+      parameters: as for `formula`, or a function from the number to the parameters.
+      verify_on: later numbers that check the family.
       symbol: name of the number in the text.
-      degree: of the polynomials, from 0 to 2; 2 suits numbers of workers.
+      degree: degree of the polynomials, from 0 to 2; 2 suits numbers of workers.
 
     Returns:
-      The family with the smallest period, from the first number on for which it holds.
+      The family with the smallest period, from the first number for which it holds.
 
     Raises:
-      NoFamilyError: if there is none: the number of facets grows, the numbers are too few for the
-        period, or their step does not divide it.
-      ValueError: if an argument is not of that form.
+      NoFamilyError: if there is no family: the number of facets grows, the numbers are too few for
+        the period, or their step does not divide the period.
+      ValueError: if the numbers do not rise in equal steps, or the degree is not from 0 to 2.
 
     Example:
       >>> import pipejax as pj
@@ -187,8 +190,8 @@ def formula_family(
 def _fit_period(
     numbers: list[int], check_numbers: list[int], facets: FacetsByNumber, period: int, degree: int
 ) -> tuple[int, dict[int, Branch]] | None:
-    """Fit polynomials by residue; return the first number that they fit, and the polynomials."""
-    # Of each residue, the last numbers give the polynomials; these and `check_numbers` check them.
+    """Fit polynomials by residue. Return (first number that they fit, {residue: polynomials})."""
+    # The last numbers of a residue give its polynomials, and check them with `check_numbers`.
     branches: dict[int, Branch] = {}
     first, step = numbers[0], numbers[1] - numbers[0]
     for residue in {n % period for n in numbers}:
@@ -204,15 +207,15 @@ def _fit_period(
                 break
             start = number
         branches[residue] = branch
-        # of this residue the polynomials fail at start - period: the family begins after it
+        # the polynomials of this residue fail at start - period, so the family begins later
         first = max(first, start - period + step)
     return first, branches
 
 
 def _fit_polynomials(bases: list[int], checked: list[int], facets: FacetsByNumber) -> Branch | None:
-    """Fit polynomials to facets at `bases` that give all facets at the checked numbers, or None."""
-    # Every choice of one facet per base gives a candidate: facets 3F and 5F at M = 1 and 2 give
-    # (2M + 1)F, which stays if 7F is a facet at M = 3.
+    """Fit polynomials to facets at the numbers `bases`. Return None if a checked number fails."""
+    # Every choice of one facet per base gives a candidate. For example, facets 3F at M = 1 and 5F
+    # at M = 2 give (2M + 1)F, which stays if 7F is a facet at M = 3.
     sizes = {len(facets[n]) for n in checked}
     count = sizes.pop()
     if sizes or count > MAX_FACETS or count ** len(bases) > MAX_TRIALS:
@@ -228,7 +231,7 @@ def _fit_polynomials(bases: list[int], checked: list[int], facets: FacetsByNumbe
 
 
 def _interpolate(numbers: Sequence[int], values: Sequence[Fraction]) -> Polynomial:
-    """Return the coefficients, constant first, of the polynomial through (numbers, values)."""
+    """Return the polynomial through the points (number, value)."""
     # Newton's divided differences, then Horner's rule from the last number to the first:
     # numbers 1, 2 and values 3, 5 have differences 3, 2, so 3 + 2 (M - 1) = 2 M + 1.
     differences = [*values]

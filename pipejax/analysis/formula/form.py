@@ -40,7 +40,7 @@ from pipejax.schedules.table.communication_cells import insert_transfers
 from pipejax.schedules.table.table import ScheduleTable
 
 HALF = 0.5
-PROGRAM_ARRAYS = ("preds", "duration_index", "lag_index")  # tell programs apart
+PROGRAM_ARRAYS = ("preds", "duration_index", "lag_index")  # equal only in equal programs
 
 Box = Mapping[str, tuple[float, float]]
 Values = Float[Array, "..."] | Float[NumpyArray, "..."] | float
@@ -48,10 +48,10 @@ Values = Float[Array, "..."] | Float[NumpyArray, "..."] | float
 
 @short_repr
 class Border(NamedTuple):
-    """Border between the regions of two facets, where each facet is the largest."""
+    """Border between the regions of two facets; a facet is the largest in its region."""
 
-    facet: int  # number of the facet that is the larger on this side of the border
-    neighbour: int  # number of the facet that is the larger beyond it
+    facet: int  # number of the facet that is larger on this side of the border
+    neighbour: int  # number of the facet that is larger on the other side
     text: str  # inequality that holds on this side, as "2F + c_F >= 2B"
 
 
@@ -61,18 +61,18 @@ class Formula:
     """The makespan as a maximum of facets: sums such as 6F + 4B in a few parameters.
 
     It is called with the parameters, as `form(F=1.0, B=2.0, c_F=0.1, c_B=0.1)` or as
-    `form([1.0, 2.0, 0.1, 0.1])`, arrays too, and jit, vmap, grad and jvp work: the derivative is
-    the counts of the largest facet, of the first where several are.
+    `form([1.0, 2.0, 0.1, 0.1])`. The values may be arrays, and jit, vmap, grad and jvp work. The
+    derivative is the counts of the largest facet; if several are the largest, of the first.
 
     Attributes:
-      parameters: their names.
-      counts: (facets, parameters) whole numbers: the factors of the parameters, times `units`.
+      parameters: names of the parameters.
+      counts: (facets, parameters) integers: the factors of the parameters, times `units`.
       units: (parameters) common denominator of each parameter's factors.
-      exact: whether the form is the makespan, everywhere in the box.
-      gap: 1 - form / makespan, at most; 0 if exact.
+      exact: whether the form equals the makespan everywhere in the box.
+      gap: upper bound on 1 - form / makespan; 0 if the form is exact.
       evaluations: number of runs of the program that found and proved the form.
-      box: range of each parameter that has one.
-      program: program whose makespan it is.
+      box: {parameter: range} of the parameters with a range.
+      program: program whose makespan the form is.
       costs: costs as sums of the parameters.
       envelope: facets with the rays that prove them.
 
@@ -118,7 +118,7 @@ class Formula:
         return as_latex(self.parameters, self._fractions)
 
     def __str__(self) -> str:
-        """Write the form, its box (the range of parameters) if any, and its gap if not exact."""
+        """Write the form, then its box (ranges of parameters) and its gap, if it has them."""
         box = f" for {self.where}" if self.where else ""
         gap = "" if self.exact else f", at most {100 * self.gap:.2g} % too small"
         return self.text + box + gap
@@ -151,14 +151,14 @@ class Formula:
     def active(self, theta: Any = None, /, **values: Any) -> Int[NumpyArray, "..."]:
         """Return the index of the largest facet at each point (...); at a tie, the first.
 
-        A facet is a sum such as 6F + 4B. Arguments are as for the value.
+        A facet is a sum such as 6F + 4B. The arguments are those of a call of the form.
         """
         parts = np.broadcast_arrays(*self._check_parameters(theta, values))
         sums = np.stack(parts, axis=-1) @ np.array(self._floats).T
         return np.asarray(sums.argmax(axis=-1))
 
     def _check_parameters(self, theta: Any, values: Mapping[str, Any]) -> list[Any]:
-        """Check parameter values, unless traced, and return them in the form's order."""
+        """Check parameter values that JAX does not trace; return all in the form's order."""
         if theta is not None:
             values = {**values, **self._by_name(theta)}
         for name in values:
@@ -189,7 +189,7 @@ class Formula:
     @functools.cached_property
     def borders(self) -> tuple[Border, ...]:
         """Find all pairs of facets (such as 6F + 4B) whose regions share a wall."""
-        # A region, where a facet is the largest, is a cone. Two regions share a wall if their
+        # The region in which a facet is the largest is a cone. Two regions share a wall if their
         # common rays span one dimension less.
         cone, count = self.envelope.cone, len(self.counts)
         rays, rays_by_facet = regions(cone, count)
@@ -210,12 +210,12 @@ class Formula:
     def middles(self) -> Float[NumpyArray, "facets parameters"]:
         """Return a point in the middle of each facet's region, scaled into the box.
 
-        It is the mean of the region's extreme rays, on each of which the parameters sum up to 1.
+        The point is the mean of the region's extreme rays, each scaled to parameters of sum 1.
         """
         rays, rays_by_facet = regions(self.envelope.cone, len(self.counts))
         theta = rays[:, : len(self.parameters)] * self.units
         total = theta.sum(axis=1, keepdims=True)
-        is_origin = total[:, 0] == 0  # of a box: a corner of every region
+        is_origin = total[:, 0] == 0  # a box may have this ray, a corner of every region
         divisor = np.where(is_origin[:, None], 1, total)
         shares = (theta / divisor).astype(float)
         scales = (ray_scale(self, rays)[:, None] / divisor).astype(float)
@@ -227,21 +227,22 @@ class Formula:
         scale = np.array(middle_scales)
         middle = np.array(middles) / np.where(scale > 0, scale, 1.0)  # into the box
         fixed = fixed_in(self.parameters, self.box)
-        if fixed is not None:  # exactly, without rounding
+        if fixed is not None:  # set the exact value, which divisions may have rounded
             middle[:, self.parameters.index(fixed)] = self.box[fixed][0]
         return middle
 
     @functools.cached_property
     def bound_by(self) -> tuple[str, ...]:
-        """Name what takes most of the critical path, in the middle of each facet's region.
+        """Name the bottleneck of each facet: "messages", "compute", or a worker such as "worker 3".
 
-        The names are "messages", "worker 3", or else "compute", which is then spread over workers.
-        In a smaller box the same sum may have another middle, and so another name.
+        It takes over half of the critical path in the middle of the facet's region. "compute" means
+        compute that is spread over workers. In a smaller box a region has another middle, and so
+        may have another bottleneck.
         """
         return tuple(self._bound(theta) for theta in self.middles)
 
     def _bound(self, theta: Float[NumpyArray, " parameters"]) -> str:
-        """Name what takes over half of the critical path: "messages", "worker 3" or "compute"."""
+        """Name the bottleneck of the critical path at a point (see `bound_by`)."""
         program = self.program
         weights = (self.costs.weights / self.units).astype(float)
         run = run_on_host(program, weights @ theta)
@@ -283,7 +284,7 @@ class Formula:
         )
 
     def _box_as_json(self) -> dict[str, list[float | None]]:
-        """Return the range of each bounded parameter, with None for no upper bound."""
+        """Return {parameter: [low, high]} of the box, with None in place of an infinite bound."""
         names = [name for name in self.parameters if name in self.box]
         return {name: [x if x < np.inf else None for x in self.box[name]] for name in names}
 
@@ -292,17 +293,16 @@ class Formula:
 
         The proof has three parts:
         1. Cells (simplices, each given by its extreme rays) cover the domain of the parameters.
-        2. The form is not too small: on a cell one facet is the largest, and at the cell's rays the
-           makespan exceeds that facet by the gap at most. The makespan is convex, so this holds
-           between the rays too.
-        3. The form is not too large: each facet has a point where its counts are those of a longest
-           path.
+        2. The form is not too small. On a cell one facet is the largest, and at the cell's rays
+           the makespan exceeds this facet by the gap at most. The makespan is convex, so the same
+           holds between the rays.
+        3. The form is not too large. Each facet has a point at which a longest path has its counts.
 
         Args:
           table: the schedule that was lowered.
 
         Raises:
-          ValueError: if the table is not the one whose makespan it is.
+          ValueError: if the form is not the makespan of this table.
 
         Example:
           >>> import pipejax as pj
@@ -317,7 +317,7 @@ class Formula:
         _check_lowered_from(self.program, table)
         links = self.program.links
         if links.posting == "program" and not table.has_communication:
-            # the order in which transfers are posted is claimed too
+            # the certificate also states the order in which transfers are posted
             table = insert_transfers(table, link=links)
         cone, units = self.envelope.cone, self.units.tolist()
         rays, _ = regions(cone, len(self.counts))
@@ -344,9 +344,10 @@ class Formula:
 
 def ray_scale(form: Formula, rays: Vectors) -> Whole:
     """Return the divisor (rays) that scales each ray's parameters into the box."""
-    # Rays are directions: with F fixed at 2, the ray F = 6, B = 9 stands for F = 2, B = 3, and its
-    # divisor is 3. In a box without a fixed parameter, the divisor is the ray's last coordinate, 0
-    # if no multiple lies in the box. Without a box, the parameters then sum to 1.
+    # A ray is a direction. If the box fixes F at 2, the ray F = 6, B = 9 stands for F = 2, B = 3,
+    # and its divisor is 3. If the box fixes no parameter, the divisor is the ray's last coordinate;
+    # it is 0 if no multiple of the ray lies in the box. Without a box, the divisor is the sum of
+    # the parameters.
     size = len(form.parameters)
     fixed = fixed_in(form.parameters, form.box)
     if fixed is not None:

@@ -37,22 +37,23 @@ def formula(
 ) -> Formula:
     """Find the makespan of a program as a maximum of sums such as 6F + 4B in a few parameters.
 
-    The program runs at chosen whole numbers until the form is proved to be exact: see
-    analysis/formula/facets.py. Where it has more facets than `max_facets`, the most prominent are
-    kept and the gap is certified.
+    The program runs at chosen integers until the form is proved to be exact, as described in
+    analysis/formula/facets.py. If more than `max_facets` facets are needed, the form has the most
+    prominent facets, and a certified gap.
 
-    The form holds for the order of ops that was lowered. Schedules that are planned for times
-    (zb-v, zero-bubble, v-half, ...) have the order of the `slots` and `transfer` that they were
-    built with; at other times `pipejax evaluate` plans another order, which may be faster.
+    The form holds for the order of ops in the program. Schedules that are planned for times (zb-v,
+    zero-bubble, v-half, ...) are ordered for the `slots` and `transfer` that they were built with.
+    At other times `pipejax evaluate` plans another order, which may be faster.
 
     Args:
       program: lowered schedule.
-      parameters: names, as ("F", "B", "c"): phases, each of all stages or with _first, _mid, _last
-        or a stage's number; `c`, `latency` and `transmit` of messages, both ways or with _F, _B.
-        Or by name the `Costs` for which a parameter is 1 and the others are 0. If None: F, and B or
-        I and W, R and O where the program has them, and c_F and c_B where there are messages.
-      box: range (low, high) of parameters [s]; default: at least 0. One parameter may be fixed,
-        low = high: the form then holds at this value.
+      parameters: names, as ("F", "B", "c"). A phase such as F holds for all stages; F_first, F_mid,
+        F_last and F_3 hold for some. `c`, `latency` and `transmit` are costs of messages in both
+        directions; c_F and c_B hold for one. Or a mapping from name to the `Costs` for which the
+        parameter is 1 and the others are 0. Default: F, B or I and W, R, O, c_F and c_B, as far as
+        the program has them.
+      box: range (low, high) of parameters [s]; default: at least 0. A range with low = high fixes
+        its parameter; one parameter may be fixed.
       max_facets: number of facets at which the search ends.
       on_progress: called with the number of runs, None and "runs"; default: a bar in notebooks.
 
@@ -61,11 +62,11 @@ def formula(
 
     Raises:
       ValueError: if a parameter is unknown, a phase of the program has no cost, a weight is no
-        fraction of small whole numbers, a range is empty, two parameters are fixed or one is at 0,
-        or too few facets bound nothing.
+        fraction of small integers, a range is empty, two parameters are fixed, a parameter is fixed
+        at 0, or `max_facets` is too small for any bound.
 
     Cost:
-      One run for each facet and for each ray where regimes meet: up to ten milliseconds for
+      One run for each facet and for each ray at which regimes meet: up to ten milliseconds for
       a handful of facets at 8 x 32, a second for 200.
 
     Example:
@@ -114,10 +115,11 @@ def formula(
 
 
 def _domain(costs: LinearCosts, box: Box) -> Cone:
-    """Return the cone of all (parameters, z) with z a time; with a box, of (parameters, 1, z)."""
-    # Multiples of these vectors belong to it too, so that a range is an inequality through 0.
-    # F from 0.5 to 2 is F >= 0.5 h and F <= 2 h with h, the coordinate that is 1. If the box fixes
-    # a parameter, say B = 4, then h = B / 4 and needs no coordinate.
+    """Return the cone of the allowed (parameters, z), where z is a makespan."""
+    # A box adds a coordinate h, which is 1 for points of the box: (parameters, h, z). The cone also
+    # has all multiples of these points. So the range of F from 0.5 to 2 becomes the inequalities
+    # F >= 0.5 h and F <= 2 h. If the box fixes a parameter, say B = 4, then h = B / 4 replaces the
+    # coordinate.
     _check_box(costs.names, box)
     fixed, size = fixed_in(costs.names, box), len(costs.names)
     units = dict(zip(costs.names, costs.units.tolist(), strict=True))
@@ -154,17 +156,17 @@ def _check_box(names: Sequence[str], box: Box) -> None:
 
 
 def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
-    """Read a saved closed form; its proof is not checked here, but by `verify`.
+    """Read a saved closed form. Its proof is not checked; `verify` checks it.
 
     Args:
-      source: file of `pipejax formula --out`, or a certificate of a form, or its content.
+      source: file of `pipejax formula --out`, file of a form's certificate, or content of either.
 
     Returns:
       The form.
 
     Raises:
-      ValueError: if it is no closed form.
-      ScheduleError: if its table cannot run.
+      ValueError: if the source holds no closed form.
+      ScheduleError: if the table of the form cannot run.
       OSError: if the file cannot be read.
 
     Example:
@@ -215,9 +217,9 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
 
 
 def _cone(content: Form) -> Cone:
-    """Return the cone of (theta, z): theta in a form's domain, z at least all its facets."""
-    # theta are values of the parameters. The cone's rays are the domain's, each with its makespan
-    # as z, and the upward ray.
+    """Return the cone of (theta, z), with theta in the domain and z above all facets of a form."""
+    # theta are values of the parameters. The cone has each ray of the domain, with its makespan as
+    # z, and the upward ray.
     size, dims = len(content.names), len(content.domain[0])
     facets, domain = np.array(content.facets, object), np.array(content.domain, object)
     domain_rays = np.array(content.rays, object)

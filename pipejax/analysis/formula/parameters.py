@@ -17,14 +17,14 @@ from pipejax.engine.lowering.program import LINK_COSTS, Program
 from pipejax.engine.pricing import check_known, cost_vector, program_for
 from pipejax.schedules.cells.ops import BACKWARDS, MICROBATCH, STAGE, WORKER, Phase
 
-MAX_DENOMINATOR = 10**4  # of a weight such as a third
-DIRECTIONS = {"": (0, 1), "_F": (0,), "_B": (1,)}  # of messages, by suffix
+MAX_DENOMINATOR = 10**4  # largest denominator of a weight such as 1/3
+DIRECTIONS = {"": (0, 1), "_F": (0,), "_B": (1,)}  # {suffix of a parameter: message directions}
 MESSAGES = {"c": "transmit", "transmit": "transmit", "latency": "latency"}
 PLACES = ("first", "mid", "last")
-MAX_SHOWN_DENOMINATOR = 1000  # fractions with a larger one are written as decimals
-MAX_SHOWN_IF_DECIMAL = 8  # the same of fractions that six decimals write exactly
+MAX_SHOWN_DENOMINATOR = 1000  # fractions with a larger denominator are written as decimals
+MAX_SHOWN_IF_DECIMAL = 8  # this limit for fractions that six decimals write exactly
 
-Weights = Mapping[str, Costs]  # by parameter: the costs if it is 1 and all others are 0
+Weights = Mapping[str, Costs]  # {parameter: costs if it is 1 and all others are 0}
 Counts = Sequence[Fraction]
 
 
@@ -32,25 +32,25 @@ Counts = Sequence[Fraction]
 class LinearCosts(NamedTuple):
     """A program's costs as linear functions of parameters, with integer weights."""
 
-    program: Program  # spread over microbatches if costs differ by them
-    names: tuple[str, ...]  # of the parameters
-    # (costs, parameters) factor of a parameter in each cost, times `units`; costs by `CostLayout`
+    program: Program  # with costs by microbatch, if costs differ by microbatch
+    names: tuple[str, ...]  # names of the parameters
+    # (costs, parameters) factor of a parameter in each cost of `CostLayout`, times `units`
     weights: Whole
     units: Whole  # (parameters) common denominator of the factors of each parameter
     costs: tuple[Costs, ...]  # costs if one parameter is 1 and all others are 0
 
 
 def default_parameters(program: Program) -> tuple[str, ...]:
-    """Name the parameters that set all of a program's costs: phases, and messages c_F and c_B."""
+    """Name parameters that together set all costs of a program: phases, then c_F and c_B."""
     layout = program.layout
     phases = {*layout.phases, *layout.paired_phases}
-    # B costs as much as I and W together, L as much as O: they are no parameters beside these
+    # B costs as much as I and W together, and L as much as O, so B and L need no parameter
     if phases & {Phase.I, Phase.W}:
         phases = (phases - {Phase.B}) | {Phase.I, Phase.W}
     phases -= {Phase.L}
     selected = {p for p in phases if p.kind.scope == MICROBATCH or p in layout.custom_phases}
     name_by_field: dict[str, str] = {}
-    for phase in layout.timed:  # of phases that share a cost, the first one names it
+    for phase in layout.timed:  # if phases share a cost, the first phase names it
         if phase in selected:
             name_by_field.setdefault(phase.kind.time, phase.name)
     messages = ("c_F", "c_B") if len(program.messages.producer) else ()
@@ -62,14 +62,15 @@ def named_parameters(
 ) -> dict[str, Costs]:
     """Return for each parameter the costs if it is 1 and all other parameters are 0.
 
-    `F` is the time of F on every stage, `F_0` that of stage 0, `F_first`, `F_mid` and `F_last`
-    those of the first stage, of all between and of the last. `c_F` is the transmit time of a
-    message forth, `c_B` back, `c` both ways; `latency_F`, ... its latency. A table's own phases
-    have their letters as names; if the scope of a phase is the worker, numbers are workers. With
-    `stage_shares` a phase is the time of one microbatch on a worker, of which a stage has a share.
+    `F` is the time of F on every stage, and `F_0` the time on stage 0. `F_first`, `F_mid` and
+    `F_last` are times on the first stage, on all stages between, and on the last stage. `c_F` is
+    the transmit time of an activation, `c_B` of a gradient, and `c` of both. `latency_F`,
+    `latency_B` and `latency` are their latencies. Phases that a table declares have their letters
+    as names; if the scope of a phase is the worker, the number is that of a worker. With
+    `stage_shares` a phase is the time of one microbatch on a worker, and each stage has its share.
 
     Raises:
-      ValueError: if a name is unknown, or two give the same time.
+      ValueError: if a name is unknown, or two names set the same time.
     """
     fields = {phase.kind.time: phase for phase in program.layout.timed}
     worker_fields = {field for field, phase in fields.items() if phase.kind.scope == WORKER}
@@ -97,11 +98,12 @@ def named_parameters(
 def _add_derived_times(
     share: dict[str, NumpyArray], times: Mapping[str, NumpyArray]
 ) -> dict[str, NumpyArray]:
-    """Add masks of costs that follow from a parameter: B = I + W, or I = W = B / 2, and L = O."""
-    # `share` has the one field that the parameter names, `times` those that any parameter names. If
-    # no parameter names I or W, {"backward": 1} gets input_grad and weight_grad 0.5, too.
+    """Add the masks of costs that follow from a parameter, such as L from O."""
+    # B = I + W, or I = W = B / 2, and L = O, unless a parameter sets the cost itself. `share` has
+    # the field of one parameter, `times` has the fields of all. If no parameter sets I or W,
+    # {"backward": 1} becomes {"backward": 1, "input_grad": 0.5, "weight_grad": 0.5}.
     b, i, w = (PHASE_FIELDS[phase.name] for phase in BACKWARDS)
-    factors = {}  # of a derived field, by the field that it follows from
+    factors = {}  # {derived field: {field that it follows from: factor}}
     if b in times and i not in times and w not in times:
         factors = {i: {b: 0.5}, w: {b: 0.5}}
     elif b not in times and i in times and w in times:
@@ -113,20 +115,20 @@ def _add_derived_times(
 
 
 def _field_and_mask(program: Program, name: str) -> tuple[str, NumpyArray]:
-    """Return the cost field that a parameter sets, and where: "forward", [1 0 0] for "F_first"."""
-    # Other names are F, F_mid, F_last, F_3, c, c_F and c_B. The mask has an entry per stage (per
-    # worker for ops of a worker), or (2, pipes, boundaries) for messages.
+    """Return the cost field and the mask of a parameter: "forward", [1 0 0] for "F_first"."""
+    # Other names are F, F_mid, F_last, F_3, c, c_F and c_B. The mask is 1 at the stages (or
+    # workers) that the parameter sets; for messages it has shape (2, pipes, boundaries).
     layout = program.layout
     phases = {phase.name: phase for phase in layout.timed}
-    # names are X or X_suffix; X may contain a _ itself, so the longest X counts
-    prefixes = [k for k in (*phases, *MESSAGES) if f"{name}_".startswith(f"{k}_")]
+    # A name is PREFIX or PREFIX_SUFFIX. A prefix may contain "_", so the longest prefix counts.
+    prefixes = [k for k in (*phases, *MESSAGES) if name == k or name.startswith(f"{k}_")]
     prefix = max(prefixes, key=len, default="")
-    suffix = name[len(prefix) :]
+    suffix = name[len(prefix) :]  # with its "_"
     if prefix in MESSAGES and suffix in DIRECTIONS:
         link_mask = np.zeros(layout.link_shape[:3])
         link_mask[list(DIRECTIONS[suffix])] = 1.0
         return MESSAGES[prefix], link_mask
-    stage = suffix[1:]
+    stage = suffix.removeprefix("_")
     stages = np.arange(layout.num_places(phases[prefix]) if prefix in phases else 1)
     last = len(stages) - 1
     masks = {"": stages >= 0, "first": stages == 0, "last": stages == last}
@@ -144,13 +146,13 @@ def _field_and_mask(program: Program, name: str) -> tuple[str, NumpyArray]:
 
 
 def fixed_in(names: Sequence[str], box: Mapping[str, Any]) -> str | None:
-    """Return the first parameter that a box fixes to a value above 0, if there is one."""
+    """Return the first parameter that a box fixes at a value above 0. Return None if none is."""
     fixed = (name for name in names if name in box and box[name][0] == box[name][1])
     return next((name for name in fixed if box[name][0]), None)
 
 
 def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -> LinearCosts:
-    """Express a program's costs as sums of parameters; raise an error if a cost is no such sum."""
+    """Express a program's costs as sums of parameters times weights."""
     parameters = default_parameters(program) if parameters is None else parameters
     if isinstance(parameters, str):
         raise wrong("parameters", f"must be a sequence of names, got {parameters!r}")
@@ -195,9 +197,10 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
 
 
 def _read_costs(program: Program) -> Bool[NumpyArray, " costs"]:
-    """Mark the entries of the cost vector that a program reads, directly or within sums."""
-    # The vector is [phases.., pairs.., latencies.., transmit times.., messages..]: a node that
-    # reads message 3 also reads latency 3 and transmit time 3; one that reads a pair, its F and B.
+    """Mark the entries of the cost vector that a program reads, also within sums."""
+    # The vector is [phases.., pairs.., latencies.., transmit times.., messages..]. A node that
+    # reads message 3 also reads latency 3 and transmit time 3. A node that reads a pair also reads
+    # its F and B.
     layout = program.layout
     is_read = np.zeros(layout.size, bool)
     is_read[program.duration_index] = is_read[program.lag_index] = True
@@ -210,7 +213,8 @@ def _read_costs(program: Program) -> Bool[NumpyArray, " costs"]:
 
 
 def _to_whole(weights: NumpyArray) -> tuple[int, Whole]:
-    """Return the least factor that makes weights integers, and these integers: 2, [1, 2]."""
+    """Return the least factor that makes weights integers, and the integers."""
+    # [0.5, 1.0] gives 2, [1, 2]
     distinct, indices = np.unique(weights, return_inverse=True)
     fractions = [_fraction(weight) for weight in distinct.tolist()]
     unit = math.lcm(*(fraction.denominator for fraction in fractions))
@@ -219,17 +223,17 @@ def _to_whole(weights: NumpyArray) -> tuple[int, Whole]:
 
 
 def _fraction(weight: float) -> Fraction:
-    """Convert a float to a fraction of small integers if that is equal, else exactly."""
+    """Convert a float to a fraction of small integers if such a fraction rounds to it."""
     simple = Fraction(weight).limit_denominator(MAX_DENOMINATOR)
     return simple if float(simple) == weight else Fraction(weight)
 
 
 def weights_by_key(program: Program, weights: Costs, denominator: int) -> dict[str, Any]:
-    """Return the integers weight * denominator of a parameter, by phase or message cost."""
+    """Return {phase or message cost: weights of a parameter times `denominator`, as integers}."""
     # `weights` holds the parameter's coefficient in each cost. The integers are nested lists
     # (stages), (workers) for phases of workers, or (2, pipes, boundaries) for messages. If costs
-    # differ by microbatch, microbatches are their last axis, except for phases of whole stages such
-    # as UNSHARD, which belong to no microbatch.
+    # differ by microbatch, the lists have a last axis of microbatches. Phases of whole stages such
+    # as UNSHARD belong to no microbatch and lack this axis.
     layout = program.layout
     microbatch_axis = (layout.num_microbatches,) if layout.per_microbatch else ()
     codes = {*np.unique(program.phase).tolist(), *map(int, layout.paired_phases)}
@@ -289,7 +293,7 @@ def latex_symbol(name: str) -> str:
 
 
 def polynomial_text(symbol: str, coefficients: Counts) -> str:
-    """Write a polynomial as `7/4 M + 12`; its coefficients begin with the constant."""
+    """Write a polynomial as `7/4 M + 12`; the first coefficient is the constant."""
     powers = ["", symbol, *(f"{symbol}^{k}" for k in range(2, len(coefficients)))]
     constant, *higher = coefficients  # written from the highest power down
     text = _sum(powers[:0:-1], higher[::-1], _text_factor)
@@ -312,7 +316,7 @@ def _sum(symbols: Sequence[str], counts: Counts, factor: Callable[[Fraction], st
 
 
 def _is_decimal(size: Fraction) -> bool:
-    """Return whether a number reads better as 39.52 than as 988/25."""
+    """Return whether a number is written as a decimal, 39.52, rather than as 988/25."""
     whole = 10**6 % size.denominator == 0
     return size.denominator > (MAX_SHOWN_IF_DECIMAL if whole else MAX_SHOWN_DENOMINATOR)
 

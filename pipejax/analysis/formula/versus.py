@@ -1,7 +1,8 @@
 """Exact regions of parameters in which one schedule is at least as fast as another.
 
-Both makespans are largest sums. For each sum of the second, the parameters at which all sums of the
-first are at most this one are a cone; the region is the union of these cones.
+A makespan is a maximum of sums of parameters. For each sum of the second schedule there is a cone
+of parameters at which all sums of the first schedule are at most this sum. The first schedule is
+at least as fast as the second in the union of these cones.
 """
 
 import math
@@ -25,9 +26,9 @@ class Region(NamedTuple):
     """A cone of parameters in which one schedule's makespan is at most the other's.
 
     Attributes:
-      texts: inequalities that bound it besides the domain, as "2F + c >= 2B".
-      counts: (texts, parameters) of each, as F: 2, c: 1, B: -2.
-      rays: (rays, parameters) extreme rays, in the unit of the parameters.
+      texts: inequalities that bound the region within the domain, as "2F + c >= 2B".
+      counts: (texts, parameters) coefficients of each inequality, as F: 2, c: 1, B: -2.
+      rays: (rays, parameters) extreme rays of the region, in the unit of the parameters.
     """
 
     texts: tuple[str, ...]
@@ -40,15 +41,15 @@ class Versus(NamedTuple):
     """Parameters for which one schedule is faster than another.
 
     Attributes:
-      names: of both schedules.
+      names: names of both schedules.
       parameters: names of the parameters.
       verdict: "equal", "one is never slower", "other is never slower" or "it depends".
-      one_at_most: regions whose union is where the first is at most the second.
-      other_at_most: regions whose union is where the second is at most the first.
-      one_slower: parameters at which the first is slowest against the second, and the ratio of
-        makespans there, 1 if it is never slower. The parameters lie in the box, or sum to 1 without
-        a box or where the ratio is a limit of ever larger ones.
-      other_slower: the same of the second.
+      one_at_most: regions; in their union the first makespan is at most the second.
+      other_at_most: regions; in their union the second makespan is at most the first.
+      one_slower: parameters at which the first schedule is slowest compared with the second, and
+        the ratio of makespans; the ratio is 1 if the first is never slower. The parameters lie in
+        the box. Without a box, or if the ratio is a limit at infinity, they sum to 1.
+      other_slower: parameters and ratio at which the second schedule is slowest.
     """
 
     names: tuple[str, str]
@@ -81,7 +82,7 @@ def versus(form: Formula, rival: Formula) -> Versus:
       rival: closed form of another schedule, with the same parameters in the same box.
 
     Returns:
-      Regions, and by how much each is slower at most.
+      Regions in which each schedule is faster, and by how much each is slower at most.
 
     Raises:
       ValueError: if parameters or boxes differ, or a form is not exact.
@@ -109,7 +110,7 @@ def versus(form: Formula, rival: Formula) -> Versus:
             f"the form of {inexact.program.name} is not exact: give fewer parameters, a box or "
             f"more than {len(inexact.facets)} facets"
         )
-    # the parameters at which a form is slowest against the other one, and the ratio there
+    # the parameters at which a form is slowest compared with the other form, and the ratio
     form_theta, form_ratio = _largest_ratio(form, rival)
     rival_theta, rival_ratio = _largest_ratio(rival, form)
     if form_ratio <= 1:
@@ -140,8 +141,8 @@ def _makespans(form: Formula, theta: Vectors) -> list[int | Fraction]:
 
 def _largest_ratio(first: Formula, second: Formula) -> tuple[dict[str, float], Fraction | float]:
     """Return the parameters at which first / second makespan is largest, and this ratio."""
-    # Both makespans are maxima of linear functions. In a region where the second is linear (one of
-    # its facets is the largest) the first is convex, so their ratio is largest on an extreme ray.
+    # Both makespans are maxima of linear functions. In the region of a facet of the second, the
+    # second is linear and the first convex, so the ratio is largest on an extreme ray.
     size = len(first.parameters)
     rays, _ = regions(second.envelope.cone, len(second.counts))
     rays = rays[rays[:, :size].any(axis=1)]
@@ -160,7 +161,8 @@ def _largest_ratio(first: Formula, second: Formula) -> tuple[dict[str, float], F
 
 def _at_most(first: Formula, second: Formula) -> tuple[Region, ...]:
     """Return regions whose union is where the first makespan is at most the second."""
-    # For each facet of the second, such as 6F + 4B: the part where no facet of the first is larger.
+    # For each facet of the second, such as 6F + 4B, take the parameters at which no facet of the
+    # first is larger.
     cones: list[Cone] = []
     for facet in _facet_counts(second):
         cone = _part_below(_domain(first), _facet_counts(first), facet, first.units)
@@ -170,8 +172,8 @@ def _at_most(first: Formula, second: Formula) -> tuple[Region, ...]:
 
 
 def _domain(form: Formula) -> Cone:
-    """Return the cone of the parameters that a form is valid for."""
-    # the form's cone is of (parameters, z); its inequalities without z bound the parameters
+    """Return the cone of the parameters for which a form is valid."""
+    # the envelope's cone is of (parameters, z); its inequalities without z bound the parameters
     cone = form.envelope.cone
     domain = Cone.orthant(cone.rays.shape[1] - 1)
     has_z = cone.inequalities[:, -1].astype(bool)
@@ -181,7 +183,7 @@ def _domain(form: Formula) -> Cone:
 
 
 def _part_below(cone: Cone, facets: Vectors, bound: Vector, units: Whole) -> Cone | None:
-    """Return the part of a cone where all facets are at most a bound; None if it is flat."""
+    """Return the part of a cone where all facets are at most a bound. Return None if it is flat."""
     # Facets (facets, parameters) and the bound (parameters) are counts of parameters.
     size = len(units)
     for facet in facets:
@@ -207,7 +209,7 @@ def _contains(outer: Cone, inner: Cone) -> bool:
 
 
 def _region(cone: Cone, form: Formula) -> Region:
-    """Describe a cone as a region, by those inequalities that its form's domain lacks."""
+    """Describe a cone as a region by its inequalities, without those of the form's domain."""
     domain = {tuple(row) for row in _domain(form).inequalities.tolist()}
     size, units = len(form.parameters), form.units.tolist()
     bounds = []
@@ -219,24 +221,24 @@ def _region(cone: Cone, form: Formula) -> Region:
     return Region((*texts,), (*bounds,), (cone.rays[:, :size] * form.units).astype(float))
 
 
-RANGES = ((0.5, 4.0), (0.0, 2.0))  # of the second and third parameter, in units of the first
-SIDE = 200  # values of each parameter
-CELL_OFFSET = 1 / np.pi  # of a value in its cell: off the borders, where two schedules may tie
+RANGES = ((0.5, 4.0), (0.0, 2.0))  # ranges of the second and third parameter; the first is 1
+SIDE = 200  # number of values of each parameter
+CELL_OFFSET = 1 / np.pi  # position of a value in its cell, so that values miss ties at borders
 
 
 class RegimeMap(NamedTuple):
-    """Map of the fastest schedule over two parameters, given relative to a third parameter."""
+    """Map of the fastest schedule over two parameters, in units of a third parameter."""
 
-    parameters: tuple[str, str, str]  # the unit, that across and that up
-    across: Float[NumpyArray, " across"]  # values of the second
-    up: Float[NumpyArray, " up"]  # values of the third
-    names: list[str]  # schedules that are fastest somewhere, ties as "a = b", by falling area
-    codes: Int[NumpyArray, "up across"]  # index in names
-    box: dict[str, tuple[float, float]]  # range on the map of each parameter; the first is 1
+    parameters: tuple[str, str, str]  # names of the unit, of the x axis and of the y axis
+    x_values: Float[NumpyArray, " x"]
+    y_values: Float[NumpyArray, " y"]
+    names: list[str]  # schedules that are fastest somewhere, the largest area first; ties: "a = b"
+    codes: Int[NumpyArray, "y x"]  # index in `names` of the fastest schedule
+    box: dict[str, tuple[float, float]]  # {parameter: its range on the map}; the unit is 1
 
     @property
     def shares(self) -> dict[str, float]:
-        """Return the share of the map's area in which each schedule is fastest, by name."""
+        """Return {schedule: share of the map's area in which it is fastest}."""
         return {name: float(np.mean(self.codes == k)) for k, name in enumerate(self.names)}
 
 
@@ -258,11 +260,12 @@ def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
     if not box[unit][0] <= 1 <= box[unit][1]:
         raise wrong("box", f"{unit} must hold 1, in times of which the others are drawn")
     steps = (np.arange(SIDE) + CELL_OFFSET) / SIDE
-    across, up = (
+    x_values, y_values = (
         float(low) + (float(high) - float(low)) * steps
         for low, high in (box[name] for name in axes)
     )
-    theta = np.stack(np.broadcast_arrays(1.0, across, up[:, None]), axis=-1)
+    theta = np.stack(np.broadcast_arrays(1.0, x_values, y_values[:, None]), axis=-1)
     times = np.stack([form(theta) for form in forms.values()])
     ranges = {unit: (1.0, 1.0)} | {name: box[name] for name in axes}
-    return RegimeMap(first.parameters, across, up, *least_named(times, [*forms]), ranges)
+    names, codes = least_named(times, [*forms])
+    return RegimeMap(first.parameters, x_values, y_values, names, codes, ranges)

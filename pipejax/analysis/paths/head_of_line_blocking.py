@@ -1,7 +1,8 @@
 """Waits of transfers behind other transfers in a worker's queue.
 
-A transfer is ready when its producer has ended, but waits for those in front of it in both queues.
-While the transfer in front cannot start itself, the wait is head-of-line blocking.
+A transfer is ready when its producer has ended. It then waits for the transfers in front of it in
+the queues of both workers. While the transfer in front has not started, the wait is head-of-line
+blocking.
 """
 
 import dataclasses
@@ -19,22 +20,22 @@ from pipejax.schedules.cells.ops import Op, ScheduleError
 from pipejax.schedules.table.links import LINK_MODELS, QUEUES, Links
 from pipejax.schedules.table.table import ScheduleTable
 
-ROUNDING = 1e-9  # of the makespan: times that differ by less are one
+ROUNDING = 1e-9  # share of the makespan; times that differ by less count as equal
 
 
 @short_repr
 class TransferWait(NamedTuple):
-    """Wait of a message (transfer) in the queues of its workers [s], and what it waits for."""
+    """Wait of a transfer in the queues of its workers [s], and the cell that it waits for."""
 
-    send: Op  # its SEND
-    sender: int  # worker of its SEND
-    receiver: int  # worker of its RECV
-    ready: float  # end of its producer
+    send: Op  # SEND of the transfer
+    sender: int  # worker of the SEND
+    receiver: int  # worker of the RECV
+    ready: float  # end of the op that produces the data
     start: float  # start of the transfer; equal to `ready` if they differ by rounding only
-    worker: int | None = None  # worker in whose queue it waited, None if it did not
-    cell: Op | None = None  # its cell in that queue, SEND or RECV
-    front: Op | None = None  # last cell in front of it in that queue
-    blocked: float = 0.0  # head-of-line blocking: wait until the transfer of `front` itself starts
+    worker: int | None = None  # worker in whose queue the transfer waited; None: it did not wait
+    cell: Op | None = None  # cell of the transfer in that queue, SEND or RECV
+    front: Op | None = None  # cell of the last transfer in front of it in that queue
+    blocked: float = 0.0  # head-of-line blocking: the wait until the transfer in front starts
 
     @property
     def wait(self) -> float:
@@ -48,8 +49,8 @@ class TransferWaits(NamedTuple):
 
     Attributes:
       transfers: every transfer, the longest wait first.
-      by_front: by worker and cell, the wait of the transfers directly behind that cell [s]; the
-        largest first.
+      by_front: {(worker, cell): wait of the transfers directly behind this cell [s]}, the largest
+        wait first.
       by_worker: (workers) wait in the queues of each worker [s].
     """
 
@@ -65,7 +66,7 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
       evaluation: a run under rendezvous.
 
     Returns:
-      Every transfer with the one in front of it, and totals.
+      Every transfer with the transfer in front of it, and sums of the waits.
 
     Raises:
       ValueError: if the run has another link model, posting by program or shared links.
@@ -106,7 +107,7 @@ def transfer_waits(evaluation: Evaluation) -> TransferWaits:
 def _transfer(
     evaluation: Evaluation, message: int, message_by_node: Mapping[int, int]
 ) -> TransferWait:
-    """Return a message's wait in both workers' queues, and the last message in front of it."""
+    """Return the wait of a message in its queues, and the last message in front of it."""
     program, messages = evaluation.program, evaluation.program.messages
     send, receive = messages.cells(message)
     sender, receiver = int(messages.sender[message]), int(messages.receiver[message])
@@ -116,7 +117,7 @@ def _transfer(
     rounding = ROUNDING * evaluation.makespan
     if transfer.wait <= rounding:
         return transfer._replace(start=ready)  # no wait
-    # a node that carries a message waits for messages in front, at least one if it starts late
+    # a node that carries a message waits for messages in front; if it starts late, there is one
     preds = program.preds[messages.carrier[message]].tolist()
     in_front = [message_by_node[node] for node in preds if node in message_by_node]
     front = max(in_front, key=lambda k: evaluation.message_finish[k])
@@ -133,7 +134,7 @@ def _transfer(
 def queue_makespans(
     table: ScheduleTable, costs: Costs, *, link: str | Links = "rendezvous"
 ) -> dict[str, float | None]:
-    """Return makespans [s] for each scope of queues (None for a deadlock), and without queues."""
+    """Return {scope of queues, "delay" or "no messages": makespan [s], or None for a deadlock}."""
     links, makespans = Links.resolve(link), dict[str, float | None]()
     for queues in QUEUES:
         try:

@@ -1,4 +1,7 @@
-"""The longest paths of a run, with counts of their costs: those that become critical next."""
+"""The longest paths of a run, with counts of the costs on each path.
+
+The paths after the longest one show which costs become critical next.
+"""
 
 import heapq
 import itertools
@@ -21,21 +24,22 @@ from pipejax.schedules.cells.ops import Cell, Phase
 
 # Paths of a graph in the order of their lengths, the longest first.
 #
-# A path leads along edges from the source to one of the end nodes. The k-th path to a node
-# extends the (j + 1)-th path to one of its predecessors, where an earlier path to the node
-# extends the j-th: so paths are computed one by one (Jimenez and Marzal: Computing the K shortest
-# paths, 1999). Lengths are added up from the source as the recurrence adds them. Additions of
-# floats are monotone, so the order is the same as if all paths were sorted by that sum.
+# A path leads along edges from the source to one of the end nodes. The rank of a path to a node is
+# its number in this order, from 0. Every path to a node extends a path to one of its predecessors.
+# If it extends the path of rank j, an earlier path to the node extends the path of rank j - 1 over
+# the same edge. So paths can be computed one by one (Jimenez and Marzal: Computing the K shortest
+# paths, 1999). Lengths are added up from the source, as the recurrence adds them. Additions of
+# floats are monotone, so the order is the same as if all paths were sorted by this sum.
 #
-# Paths may have a kind, a number that adds up along the path; then only the longest path of every
+# Paths may have a kind: an integer that adds up along the path. Then only the longest path of every
 # kind is listed. Two paths to a node that differ in kind differ in every common extension.
 
 
 class Kinds(NamedTuple):
-    """Numbers that nodes and edges add to the kind of a path, an integer for its cost counts."""
+    """Numbers that nodes and edges add to the kind of a path, which encodes its cost counts."""
 
-    nodes: list[int]  # (nodes) whole numbers of any size
-    edges: list[list[int]]  # (nodes, max_preds) of the edge from each predecessor
+    nodes: list[int]  # (nodes) integers of any size
+    edges: list[list[int]]  # (nodes, max_preds) number of the edge from each predecessor
 
 
 class RankedPath(NamedTuple):
@@ -43,20 +47,20 @@ class RankedPath(NamedTuple):
 
     length: float  # sum of durations and lags, in the order of the path
     nodes: list[int]  # nodes in order, without the source
-    columns: list[int]  # column of each node's predecessor on the path
+    columns: list[int]  # index in `preds[node]` of each node's predecessor on the path
 
 
 class _PathTo(NamedTuple):
-    """A path to a node, stored as its last edge and the rank of the path to that edge's tail."""
+    """A path to a node, stored as its last edge and the rank of the path to the predecessor."""
 
     length: float
-    column: int  # of the tail among the node's predecessors
-    rank: int  # of the path to the tail among all paths to the tail
+    column: int  # index in `preds[node]` of the predecessor on the path
+    rank: int  # rank of the path to the predecessor
     kind: int
 
 
 class PathRanking:
-    """Longest paths of a graph in order, computed on demand; ties go by predecessor order."""
+    """Paths of a graph, the longest first, computed on demand; ties keep predecessor order."""
 
     def __init__(
         self,
@@ -71,22 +75,23 @@ class PathRanking:
         self._sink = len(preds)  # a virtual node whose predecessors are the ends
         self._kinds = kinds
         finish = finish_times(preds, duration, lag)
-        # padding points to the source, and so does the only edge of a node that waits for nothing
+        # Entries of `preds` that are the source are padding. A node without other predecessors has
+        # an edge from the source, at column 0.
         self._is_edge = (preds != SOURCE) | (lag > 0)
         self._is_edge[:, 0] |= ~self._is_edge.any(axis=1)
         arrival = np.where(self._is_edge, finish[preds] + lag, -np.inf)
-        # by node, and for the sink: the longest path's last column and length
+        # (nodes + 1) last column and length of the longest path to each node, and to the sink
         self._best_column = np.append(arrival.argmax(axis=1), finish[ends].argmax())
         self._max_length = np.append(finish, finish[ends].max())
         self._best_kind = [] if kinds is None else self._best_kinds(kinds)
-        # by node that was visited: its known paths, and a heap of candidates (-length, column,
-        # rank) for the next one
+        # {visited node: its known paths}, and {visited node: heap of candidates for the next path,
+        # as (-length, column, rank)}
         self._paths: dict[int, list[_PathTo]] = {}
         self._candidates: dict[int, list[tuple[float, int, int]]] = {}
-        # (column, rank) of the last known path: the next rank over this edge becomes a candidate
+        # {node: (column, rank) of its last known path}: the next rank there becomes a candidate
         self._last_edge: dict[int, tuple[int, int]] = {}
         self._exhausted = {SOURCE}  # nodes without another path
-        self._path_kinds: dict[int, set[int]] = {}  # kinds of the known paths
+        self._path_kinds: dict[int, set[int]] = {}  # {node: kinds of its known paths}
 
     def paths(self) -> Iterator[RankedPath]:
         """Yield the paths in order of length, the longest first."""
@@ -96,7 +101,7 @@ class PathRanking:
             rank += 1
 
     def _best_kinds(self, kinds: Kinds) -> list[int]:
-        """Sum the codes of nodes and edges on the longest path to every node, and to the sink."""
+        """Return the kind of the longest path to every node, and to the sink."""
         path_kinds = [0] * len(self._preds)
         for node, column in enumerate(self._best_column[:-1].tolist()):
             if node != SOURCE:
@@ -119,10 +124,10 @@ class PathRanking:
         """Return whether a node has a path of this rank (0 is the longest), and compute it."""
         if rank < len(self._known_paths(node)) or node in self._exhausted:
             return rank < len(self._known_paths(node))
-        # The candidates of a node are, for each edge into it, the next path over that edge; the
-        # longest of them is the next path to the node. After a path over an edge, the candidate of
-        # that edge needs the next path to the predecessor, which may need the next one to its own,
-        # and so on to the source: a stack, as a recursion would be as deep as the graph.
+        # A node has a candidate for each edge into it: the next path over that edge. The longest
+        # candidate is the next path to the node. The next candidate of its edge needs the next path
+        # to the predecessor, which may need the next path to its predecessor, and so on. A
+        # recursion would be as deep as the graph, so a stack replaces it.
         stack = [node]
         while stack:
             current = stack[-1]
@@ -144,7 +149,6 @@ class PathRanking:
 
     def _push_best_paths(self, node: int) -> None:
         """Add the longest path over each edge into the node as a candidate, except the best."""
-        # an edge is the column of its tail among the node's predecessors
         best_column = int(self._best_column[node])
         self._candidates[node], self._last_edge[node] = [], (best_column, 0)
         self._path_kinds[node] = {self._known_paths(node)[0].kind}
@@ -164,8 +168,8 @@ class PathRanking:
 
     def _pop(self, node: int) -> bool:
         """Move the longest candidate to the known paths; return False if its kind is known."""
-        # A candidate is the predecessor's path of a rank, over the edge in a column. Then the kind
-        # of that path, with the numbers of the edge and the node added, is that of the new path.
+        # The kind of the new path is the kind of the predecessor's path, plus the numbers of the
+        # edge and of the node.
         negative_length, column, rank = heapq.heappop(self._candidates[node])
         self._last_edge[node] = column, rank
         kind = 0
@@ -197,15 +201,15 @@ class LongPath(NamedTuple):
     """One of the longest paths of a run.
 
     Attributes:
-      length: sum of its costs [s].
+      length: sum of the costs on the path [s].
       shorter_by: difference to the longest path [s].
-      counts: number of each cost on the path: letters of phases, `c_F` and `c_B` for messages
-        forth and back (under `queued` and `blocking` their transmissions), `latency_F` and
-        `latency_B` if those links have a latency, `pair` for fused pairs with their own time;
-        other pairs count as two ops.
-      ops: ops and fused pairs on it, in order.
-      messages: messages on it, each by its SEND, in order.
-      nodes: nodes of the program on it, in order.
+      counts: {cost: how often it is on the path}. Costs are letters of phases, `c_F` for messages
+        with activations and `c_B` for gradients. Links that queue messages count transmissions as
+        `c_F` and `c_B`, and latencies as `latency_F` and `latency_B`. Fused pairs count as `pair`
+        if they have a time of their own, else as two ops.
+      ops: ops and fused pairs on the path, in order.
+      messages: SEND of each message on the path, in order.
+      nodes: nodes of the program on the path, in order.
     """
 
     length: float
@@ -221,24 +225,24 @@ def longest_paths(
 ) -> list[LongPath]:
     """Find the longest paths of a run, from its first op to its last.
 
-    Paths differ in at least one op or message. Equal costs make very many of them equally long;
-    paths with other counts show which costs become critical next.
+    Paths differ in at least one op or message. If costs are equal, very many paths are equally
+    long. Paths with different counts show which costs become critical next.
 
     Args:
       evaluation: a run.
       count: largest number of paths.
-      distinct_counts: whether to list only one path, the longest, of those with equal counts.
+      distinct_counts: whether to list only the longest of all paths with equal counts.
 
     Returns:
-      Paths, the longest first; the first one is as long as the makespan. Of equals, the one that
-      the recurrence prefers (its first predecessor) comes first.
+      Paths, the longest first; the first path is as long as the makespan. Of equally long paths,
+      the path over the first predecessor comes first, as in the recurrence.
 
     Raises:
       ValueError: if count is no whole number of at least 1.
 
     Cost:
-      Beside one run, about the ops on the paths that are listed; with `distinct_counts` more,
-      where many paths have equal counts. Nothing is compiled.
+      One run, and work in proportion to the ops on the listed paths. With `distinct_counts` the
+      work is larger if many paths have equal counts. Nothing is compiled.
 
     Example:
       >>> import pipejax as pj
@@ -258,7 +262,7 @@ def longest_paths(
     kinds = _kinds(program, counts_by_cost) if distinct_counts else None
     duration, lag = vector[program.duration_index], vector[program.lag_index]
     preds = np.asarray(program.preds)
-    is_last = program.phase != Phase.IDLE  # no other node waits for it; without padding
+    is_last = program.phase != Phase.IDLE  # nodes, without padding, for which no other node waits
     is_last[program.preds] = False
     ranking = PathRanking(preds, duration, lag, np.flatnonzero(is_last), kinds)
     labels = {bar.node: bar.label for bar in bars(evaluation)}
@@ -289,12 +293,12 @@ def longest_paths(
 def _count_costs(
     evaluation: Evaluation, program: Program, vector: Float[NumpyArray, " costs"]
 ) -> tuple[list[str], Int[NumpyArray, "costs names"]]:
-    """Return names of costs, and how often each entry of the cost vector counts each name."""
-    # The vector has entries "F F B B pair latency latency ..": an F counts (1, 0, ..), a pair
-    # without its own time as its F and its B.
+    """Return names of costs, and (costs, names) how often each entry of the vector counts each."""
+    # The cost vector has entries "F F B B pair latency latency ..". An F counts (1, 0, ..). A pair
+    # without a time of its own counts as its F and its B.
     layout = program.layout
     groups = np.array(layout.groups, object)
-    num_boundaries = math.prod(layout.link_shape) // 2  # of one direction; F comes first
+    num_boundaries = math.prod(layout.link_shape) // 2  # entries of one direction; F comes first
     suffixes = np.repeat(["_F", "_B"], num_boundaries).tolist()
     for name in LINK_COSTS:
         groups[groups == name] = [_MESSAGE[name] + suffix for suffix in suffixes]
@@ -318,9 +322,9 @@ _MESSAGE = {"latency": "latency", "transmit": "c", "message": "c"}
 
 
 def _kinds(program: Program, counts_by_cost: Int[NumpyArray, "costs names"]) -> Kinds:
-    """Encode each node's and edge's counts of cost names as one integer, a digit per name."""
-    # With base 1000, 3 F and 2 B are 2003. Numbers add up along a path, as no digit overflows.
-    base = 4 * program.num_nodes  # above twice the nodes and edges of a path, of two ops each
+    """Encode the counts of each node and edge as one integer, with a digit per cost name."""
+    # With base 1000, 3 F and 2 B are 2003. Integers add up along a path, as no digit overflows.
+    base = 4 * program.num_nodes  # a path has under 2 num_nodes nodes and edges, of at most 2 ops
     powers = [base**k for k in range(counts_by_cost.shape[1])]
     numbers = [sum(map(operator.mul, row, powers)) for row in counts_by_cost.tolist()]
     return Kinds(
@@ -332,7 +336,7 @@ def _kinds(program: Program, counts_by_cost: Int[NumpyArray, "costs names"]) -> 
 def _message_texts(
     program: Program, text: Callable[[Cell], str]
 ) -> dict[int | tuple[int, int, int], str]:
-    """Return the text of each message, by the node or the edge that represents it."""
+    """Return {node or edge that represents a message: text of the message}."""
     # An edge is (producer, consumer, index of its lag in the cost vector).
     messages = program.messages
     columns = (messages.carrier, messages.producer, messages.consumer, messages.lag_index)

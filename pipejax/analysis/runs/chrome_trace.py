@@ -1,11 +1,11 @@
 """A run as a trace in the Trace Event Format, which Perfetto and chrome://tracing open.
 
 A worker is a process, with tracks (threads) for its ops and messages. Slices of a track never
-overlap: simultaneous ones are on several lanes. A flow leads from the producer of a message over
-the message to its consumer. docs/perfetto.md describes the picture.
+overlap, because overlapping slices go to several tracks. A flow leads from the producer of a
+message over the message to its consumer. docs/perfetto.md describes the picture.
 
-Perfetto counts in whole nanoseconds, and drops a slice that overlaps another one of its track. So
-times are rounded to nanoseconds once, and then written as the microseconds of the format.
+Perfetto counts in integer nanoseconds, and drops a slice that overlaps another slice of its track.
+So times are rounded to nanoseconds once, and then written in microseconds, the unit of the format.
 """
 
 import dataclasses
@@ -37,9 +37,9 @@ class Track(NamedTuple):
 
     worker: int
     kind: int  # one of the kinds above; it also orders the tracks of a worker
-    number: int  # of the other worker, or of the lane beside compute
+    number: int  # number of the other worker of a message, or of the lane beside compute
     title: str
-    category: str  # of its slices
+    category: str  # category of the slices
 
 
 def _compute_track(worker: int) -> Track:
@@ -72,9 +72,9 @@ def chrome_trace(evaluation: Evaluation) -> str:
 
     Returns:
       JSON text in the Trace Event Format. Process `w` is worker `w`, with tracks for its compute,
-      collectives, lanes beside compute and messages; the durations of its slices of category
-      "compute" add up to its busy time. Flows lead from the producer of a message to its consumer,
-      counters show activations in flight and idle workers. Times [us] are whole nanoseconds.
+      collectives, lanes beside compute and messages. The durations of its slices of category
+      "compute" add up to its busy time. Flows lead from the producer of a message to its consumer.
+      Counters show activations in flight and idle workers. Times [us] are whole nanoseconds.
 
     Example:
       >>> import json, pipejax as pj
@@ -106,7 +106,7 @@ def chrome_trace(evaluation: Evaluation) -> str:
         "link": evaluation.links.model,
         "makespan_s": evaluation.makespan,
     }
-    # at one time a slice comes before the flows that bind to it, also in a stable sort later
+    # the sort is stable: at equal times, a slice stays before the flows that bind to it
     events = [*names, *sorted(timed, key=lambda event: event["ts"])]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": metadata})
 
@@ -118,9 +118,8 @@ def _event(kind: str, worker: int, tid: int, name: str, time: int, **fields: Any
 
 
 def _duration(start: int, end: int) -> float:
-    """Return an interval's duration [us]; start + duration never exceeds the end in floats."""
-    # As floats, start + duration may exceed the end, and the slice overlap the next one: then the
-    # duration is the next smaller float.
+    """Return an interval's duration [us], rounded down until start + duration <= end in floats."""
+    # otherwise the slice may overlap the next slice by a rounding error
     begin, finish = start / _PER_MICROSECOND, end / _PER_MICROSECOND
     duration = (end - start) / _PER_MICROSECOND
     while begin + duration > finish:
@@ -174,7 +173,8 @@ def _assign_threads(slices: Sequence[_Slice], num_workers: int) -> list[Event]:
     names = _name_events("process", num_workers, COMPUTE, "pipeline", 0)
     for worker in range(num_workers):
         names += _name_events("process", worker, COMPUTE, f"worker {worker}", worker + 1)
-    # Perfetto takes a thread with the number of its process for the main one: none here has it
+    # Perfetto takes a thread with the number of its process for the main thread, so other numbers
+    # are used
     tids = itertools.count(num_workers + 1)
     for track, pieces in sorted(slices_by_track.items(), key=lambda item: item[0]):
         for number, lane in enumerate(_lanes(pieces), 1):
@@ -196,7 +196,7 @@ def _name_events(what: str, worker: int, tid: int, title: str, rank: int) -> lis
 
 
 def _lanes(slices: Sequence[_Slice]) -> list[list[_Slice]]:
-    """Divide slices over lanes without overlap: each takes the first lane free at its start."""
+    """Divide slices over lanes without overlap; a slice takes the first lane free at its start."""
     lanes: list[list[_Slice]] = [[]]
     busy: list[tuple[int, int]] = []  # heap of (end, lane)
     free = [0]  # heap of lanes
@@ -215,10 +215,10 @@ def _lanes(slices: Sequence[_Slice]) -> list[list[_Slice]]:
 def _flows(
     evaluation: Evaluation, slices: Mapping[int, _Slice], messages: Sequence[Sequence[_Slice]]
 ) -> list[Event]:
-    """Return flow events (arrows) from producer over message to consumer if these take time."""
-    # `slices` are those of ops by node; `messages` has the slices of each message.
-    # A flow binds to the slice around its time, or to the last one that began on its track: so it
-    # is a nanosecond inside, since others may begin and end at the borders.
+    """Return flow events (arrows) from producers over messages to consumers that take time."""
+    # `slices` is {node: slice of its op}; `messages` has the slices of each message. A flow binds
+    # to the slice that contains its time. Its time is a nanosecond inside the slice, because other
+    # slices may begin and end at the borders.
     events, program_messages = [], evaluation.program.messages
     ends = zip(program_messages.producer.tolist(), program_messages.consumer.tolist(), strict=True)
     for number, (producer, consumer) in enumerate(ends):
@@ -236,12 +236,12 @@ def _flows(
 
 
 def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
-    """Return counter events of activations in flight by worker: +1 at F, -1 after B or W."""
-    # Other items that ops of the table's own kinds take and free have counters of their own.
+    """Return counter events of activations in flight on each worker: +1 at F, -1 after B or W."""
+    # Phases that a table declares may hold other items, which have counters of their own.
     ledger = memory_ledger(phase for phase in table.used_phases if phase not in HOST)
     item_by_part = {table.grammar.parts[name]: name for name in table.grammar.items}
     changes: list[tuple[int, int, Counter[str]]] = []  # time [ns], worker, change by item
-    for bar in ops:  # in the order of the row, so that at equal times ends come before starts
+    for bar in ops:  # row order is kept at equal times, so ends come before starts
         entries = [entry for op in bar.ops for entry in ledger.get(op.phase, ())]
         for moment, seconds in ((START, bar.start), (END, bar.finish)):
             change = Counter[str]()

@@ -40,31 +40,31 @@ class Evaluation(Drawn):
     """Run of a schedule at one set of costs. Times are seconds, arrays are NumPy's.
 
     Attributes:
-      schedule: name.
+      schedule: name of the schedule.
       workers: P.
       stages: S.
       microbatches: M.
       links: link model and further settings of the links.
       makespan: last end over all ops.
-      start: (workers, slots) start of each cell; 0 where it is idle.
-      finish: (workers, slots) finish of each cell; 0 where it is idle.
+      start: (workers, slots) start of each cell; 0 for idle cells.
+      finish: (workers, slots) end of each cell; 0 for idle cells.
       busy: (workers) compute time.
       bubble_ratio: idle / (P * makespan), in [0, 1).
       bubble_overhead: makespan / (sum(busy) / P) - 1.
-      max_span: largest time between a worker's own first start and last end.
+      max_span: largest span of a worker: time between its first start and its last end.
       span_bubble_ratio: 1 - (sum(busy) / P) / max_span.
       peak_in_flight: (workers) largest number of activations held at once.
       critical: (nodes) whether a node of the program is on the critical path.
-      path_share: share of the makespan that each cost takes on the critical path.
+      path_share: {cost: share of the makespan that it takes on the critical path}.
       table: the schedule.
       costs: costs of ops and messages.
       program: the lowered schedule.
-      node_start: (nodes) start of each node: exactly its last arrival.
+      node_start: (nodes) start of each node, which equals the last arrival of its inputs.
       node_finish: (nodes) finish time of each node.
       node_duration: (nodes) duration of each node.
       message_start: (messages) time at which each message of the program leaves.
-      message_finish: (messages) time at which it arrives.
-      message_critical: (messages) whether it is on the critical path.
+      message_finish: (messages) time at which each message arrives.
+      message_critical: (messages) whether a message is on the critical path.
     """
 
     schedule: str
@@ -105,9 +105,9 @@ class Evaluation(Drawn):
 
 
 def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay") -> Evaluation:
-    """Run a schedule once at the given costs, and return all its times, in float64.
+    """Run a schedule once at some costs, and return all times in float64.
 
-    The all-reduce of gradients and the optimizer update take part where they cost anything.
+    The run contains the all-reduce of gradients and the optimizer update if their costs are set.
 
     Args:
       table: the schedule.
@@ -121,8 +121,8 @@ def evaluate(table: ScheduleTable, costs: Costs, *, link: str | Links = "delay")
       ValueError: if a cost is negative or not finite or has the wrong number of entries, a time
         or a ratio of times overflows, the link model is unknown, or a worker of the links does
         not exist.
-      ScheduleError: if the transfers of the table deadlock under rendezvous, or its offloads and
-        loads on a shared host link.
+      ScheduleError: if the table's transfers deadlock under rendezvous, or if its offloads and
+        loads deadlock on a shared host link.
 
     Example:
       >>> import pipejax as pj
@@ -154,10 +154,10 @@ def _evaluate_unchecked(table: ScheduleTable, costs: Costs, link: str | Links) -
     busy = busy_times(program, vector)
     span = float(spans(program, run.duration, finish).max())
     nodes, messages = program.node_of_cell, program.messages
-    # under queues a message is a node of its own, else the edge from its producer to its consumer
+    # a message in a queue is a node; other messages are edges from their producer to their consumer
     has_node = messages.carrier != SOURCE
-    # (messages, preds) the message's edge: the lag distinguishes the activation from the gradient
-    # that two fused pairs may send each other
+    # (messages, preds) whether an edge is the message. Two fused pairs may exchange an activation
+    # and a gradient, whose lags differ.
     is_edge = (program.preds[messages.consumer] == messages.producer[:, None]) & (
         program.lag_index[messages.consumer] == messages.lag_index[:, None]
     )
@@ -195,9 +195,9 @@ def _evaluate_unchecked(table: ScheduleTable, costs: Costs, link: str | Links) -
 
 
 def op_counts(program: Program) -> Int[NumpyArray, "workers costs"]:
-    """Count the ops of each worker that have each cost, with costs in the order of `CostLayout`.
+    """Count the ops of each worker by cost, in the order of `CostLayout`.
 
-    Busy times are this matrix times the cost vector, for any costs.
+    The busy times at any costs are this matrix times the cost vector.
     """
     workers, costs = np.asarray(program.worker), np.asarray(program.duration_index)
     is_on_worker = workers != NO_WORKER
@@ -210,7 +210,7 @@ def busy_times(program: Program, vector: Vector) -> PerWorker:
     """Sum the durations [s] of the compute ops on each worker (workers)."""
     if not program.layout.per_microbatch:
         return op_counts(program) @ vector
-    # a matrix of counts would have a column for every op
+    # with costs by microbatch, a matrix of counts would have a column for every op
     on_worker = np.flatnonzero(np.asarray(program.worker) != NO_WORKER)
     worker, index = (np.asarray(x)[on_worker] for x in (program.worker, program.duration_index))
     return np.bincount(worker, np.asarray(vector)[index], minlength=program.num_workers)
@@ -238,7 +238,7 @@ def _path_share(
     nodes: Bool[NumpyArray, " nodes"],
     edges: Bool[NumpyArray, "nodes preds"],
 ) -> dict[str, float]:
-    """Return each kind of cost's share of the makespan, given the critical nodes and edges."""
+    """Return {cost: share of the makespan} from masks of the critical nodes and edges."""
     costs = np.concatenate([program.duration_index[nodes], program.lag_index[edges]])
     groups = program.layout.groups
     seconds: dict[str, float] = {}
@@ -249,7 +249,7 @@ def _path_share(
     return {group: time / total for group, time in seconds.items()}
 
 
-_ROUNDING = 1e-9  # relative, of sums of sizes
+_ROUNDING = 1e-9  # relative rounding error of sums of sizes
 Sizes = float | Sequence[float] | Float[NumpyArray, "..."] | Int[NumpyArray, "..."]
 PerStage = Float[NumpyArray, "stages *microbatches"]
 
@@ -259,15 +259,15 @@ class ActivationMemory(NamedTuple):
     """Activation memory of each worker as a step function of time, in the unit of the sizes.
 
     Attributes:
-      worker: (steps) worker, ascending.
-      time: (steps) time at which its memory changes, ascending for each worker [s].
-      held: (steps) memory from then on.
+      worker: (steps) worker whose memory changes; ascending.
+      time: (steps) time of the change, ascending for each worker [s].
+      held: (steps) memory of the worker from this time on.
       peak: (workers) largest memory.
       peak_at: (workers) first time of the peak [s].
-      sizes: (stages) size of an activation, or (stages, microbatches).
-      weight_share: (stages) share of it that the weight gradient needs after I, or by microbatch.
-      checkpoints: (stages) size of the checkpoint between F and R, or by microbatch.
-      at_work: (B, I and W, stages) memory that they recompute while they run, or by microbatch.
+      sizes: (stages) or (stages, microbatches) size of an activation.
+      weight_share: as sizes: share of an activation that the weight gradient needs after I.
+      checkpoints: as sizes: size of the checkpoint between F and R.
+      at_work: (3, *sizes) memory that B, I and W recompute while they run.
     """
 
     worker: Int[NumpyArray, " steps"]
@@ -283,7 +283,7 @@ class ActivationMemory(NamedTuple):
     def curve(
         self, worker: int
     ) -> tuple[Float[NumpyArray, " moments"], Float[NumpyArray, " moments"]]:
-        """Return times (moments) [s], and a worker's memory from each of these moments on."""
+        """Return (moments) times [s], and (moments) a worker's memory from these times on."""
         on_worker = self.worker == worker
         return self.time[on_worker], self.held[on_worker]
 
@@ -298,26 +298,26 @@ def activation_memory(
 ) -> ActivationMemory:
     """Follow the activations that each worker holds during a run.
 
-    F takes an activation at its start, B frees it at its end. Of a split backward, I frees all but
-    the weight share and W the rest. Where the table has R, F takes a checkpoint only and R the
-    rest. O frees the activation at its end, L takes it back at its start. B, I and W hold what they
-    recompute by themselves while they run. At one moment releases come before takes; in a fused
-    pair both ops count while it runs.
+    F takes an activation at its start, B frees it at its end. In a split backward, I frees all but
+    the weight share, and W frees the weight share. If the table has R cells, F takes a checkpoint
+    only, and R takes the rest of the activation. O frees the activation at its end, L takes it back
+    at its start. B, I and W may recompute memory, which they hold while they run. At equal times,
+    memory is freed before it is taken. Both ops of a fused pair count while the pair runs.
 
     Args:
       evaluation: a run.
-      sizes: size of an activation, a number, (stages) or (stages, microbatches), in any unit.
-      weight_share: share of it that is held from the end of I to the end of W, of the same shapes:
-        at most 1, or more by what I recomputes.
-      checkpoints: memory between F and R, of the same shapes; as sizes if None.
-      at_work: memory that B, I and W recompute by themselves, three entries of the same shapes.
+      sizes: size of an activation in any unit: a number, (stages) or (stages, microbatches).
+      weight_share: share of an activation that is held from the end of I to the end of W, of the
+        same shapes. It is at most 1, unless I recomputes memory.
+      checkpoints: memory between F and R, of the same shapes; default: as sizes.
+      at_work: memory that B, I and W recompute while they run, three entries of the same shapes.
 
     Returns:
       The steps and peaks.
 
     Raises:
-      ValueError: if a size is no finite number of at least 0, there are not as many as stages and
-        microbatches, or W needs more than there is when I ends.
+      ValueError: if a size is no finite number of at least 0, if the shape does not fit the stages
+        and microbatches, or if W needs more memory than is held when I ends.
 
     Example:
       >>> import pipejax as pj
@@ -344,7 +344,7 @@ def activation_memory(
     ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
     arrays = _same_axes(activations, shares, checkpoint_sizes, *recomputed)
     if arrays[0].ndim == 2:
-        # each microbatch of a stage counts as a stage: stage 1 of 4 microbatches becomes 4 to 7
+        # each (stage, microbatch) counts as a stage: with 4 microbatches, stage 1 becomes 4 to 7
         microbatch = evaluation.table.ops.microbatch[is_in_ledger(evaluation.table)]
         microbatch = np.maximum(microbatch, 0)  # ops without microbatch count as microbatch 0
         ops = ops._replace(stage=ops.stage * shape[1] + microbatch)
@@ -362,9 +362,9 @@ class GatheredWeights(NamedTuple):
     """Gathered weights of each worker as a step function of time, in the unit of the sizes.
 
     Attributes:
-      worker: (steps) worker, ascending.
-      time: (steps) time at which its memory changes, ascending for each worker [s].
-      held: (steps) memory from then on.
+      worker: (steps) worker whose memory changes; ascending.
+      time: (steps) time of the change, ascending for each worker [s].
+      held: (steps) memory of the worker from this time on.
       peak: (workers) largest memory.
       peak_at: (workers) first time of the peak [s].
     """
@@ -379,18 +379,18 @@ class GatheredWeights(NamedTuple):
 def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredWeights:
     """Follow the gathered weights that each worker holds during a run, in addition to its shards.
 
-    UNSHARD takes those of a stage at its start, RESHARD frees them at its end; weights that no cell
-    gathers do not count. At one moment releases come before takes.
+    UNSHARD takes the weights of a stage at its start, RESHARD frees them at its end. Weights that
+    no cell gathers do not count. At equal times, memory is freed before it is taken.
 
     Args:
       evaluation: a run.
-      sizes: size of the weights of a stage, a number or (stages), in any unit.
+      sizes: size of the weights of a stage in any unit: a number or (stages).
 
     Returns:
       The steps and peaks.
 
     Raises:
-      ValueError: if a size is no finite number of at least 0, or there are not as many as stages.
+      ValueError: if a size is no finite number of at least 0, or there is not one per stage.
 
     Example:
       >>> import pipejax as pj
@@ -413,19 +413,19 @@ def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredW
 def _steps(
     parts: HeldParts, sizes: Float[NumpyArray, "parts stages"], num_workers: int
 ) -> tuple[NumpyArray, NumpyArray, NumpyArray, NumpyArray, NumpyArray]:
-    """Return (steps) worker, time [s] and memory; then (workers) peak memory and its time [s]."""
+    """Return (steps) worker, time [s] and memory, then (workers) peak memory and its time [s]."""
     held = parts.levels(sizes)
     worker, time = parts.worker[parts.is_last_at_time], parts.time[parts.is_last_at_time]
     peak, peak_at = np.zeros((2, num_workers))
     np.maximum.at(peak, worker, held)
-    # assigned in reverse: of several steps at the peak, the first overwrites the later ones
+    # assigned in reverse, so that the first of several steps at the peak overwrites the others
     peak_steps = np.flatnonzero(held == peak[worker])[::-1]
     peak_at[worker[peak_steps]] = time[peak_steps]
     return worker, time, held, peak, peak_at
 
 
 def _same_axes(*sizes: PerStage) -> list[PerStage]:
-    """Add an axis of microbatches to all sizes, if any size has this axis."""
+    """Add an axis of microbatches to all sizes if one of them has this axis."""
     has_microbatches = any(size.ndim == 2 for size in sizes)
     return [size[:, None] if has_microbatches and size.ndim == 1 else size for size in sizes]
 
@@ -439,7 +439,7 @@ def per_stage(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
 
 
 def _read_numbers(name: str, value: Sizes, shape: tuple[int, int]) -> PerStage:
-    """Convert numbers to an array (stages), or (stages, microbatches) if given by both."""
+    """Convert numbers to an array (stages); an array (stages, microbatches) stays."""
     values, (stages, microbatches) = as_floats(value, name), shape
     if values.shape not in ((), (stages,), shape):
         extra = f" and {microbatches} microbatches" if values.ndim == 2 else ""

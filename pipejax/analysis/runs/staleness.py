@@ -1,13 +1,14 @@
 """Staleness: age, in updates, of the weights with which a table computes its gradients.
 
-A table with U cells fixes the weights of every gradient: those of its own stage by the order of the
-row, those of other stages by the times of the ops, so that messages change the delay. A block
-update is an update of one stage; they are numbered in the order of time, simultaneous ones by
-stage. The model after j block updates is model j. A forward reads the block of its stage from the
-newest model. If the weight rule makes it read weights that an update has already replaced, it
-reads from the model before that update. Let block update k apply the gradient of a microbatch whose
-forward on stage s reads from model j: its delay with respect to s is k - j. This is k - j_k(s) of
-the mixed model in arXiv:2606.03498, where every forward reads the newest weights.
+A table with U cells fixes the weights of every gradient. The order of a row decides which weights
+of its stage a gradient uses. The times of the ops decide which weights of other stages it uses, so
+messages change the delay. A block update is an update of one stage. Block updates are numbered in
+order of time, and simultaneous updates in order of stage. The model after j block updates is model
+j. A forward reads the weights of its stage from the newest model. If the weight rule makes the
+forward read weights that an update has replaced, it reads from the model before that update. Let
+block update k apply the gradient of a microbatch whose forward on stage s reads from model j. The
+delay of this gradient with respect to stage s is k - j. It is k - j_k(s) of the mixed model in
+arXiv:2606.03498, where every forward reads the newest weights.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import slot_times
 from pipejax.schedules.table.table import ScheduleTable
 
-SAME_MOMENT = 1e-9  # share of the makespan: ends that differ by less are simultaneous
+SAME_MOMENT = 1e-9  # share of the makespan; ends that differ by less are simultaneous
 BLOCK = 64  # microbatches whose delays are counted at once
 
 PerCell = Float[NumpyArray, "workers slots"]
@@ -39,24 +40,24 @@ PerGradient = Int[NumpyArray, "stages microbatches"]
 class Staleness:
     """Weight versions and gradient delays of a table; delays are 0 without update cells.
 
-    The steady state is the middle half of the microbatches. A microbatch during which no other
-    one updates any stage has delay 0: its gradient is that of the model that it updates.
+    The steady state is the middle half of the microbatches. If no other microbatch updates a stage
+    while a microbatch is in the pipeline, its delay is 0.
 
     Attributes:
-      schedule: name.
+      schedule: name of the schedule.
       workers: P.
       stages: S.
       microbatches: M.
       versions: (workers, stages) largest number of versions of the stage's weights that the worker
-        holds at once, over all runs; 0 if it does not hold the stage.
-      own_lag: (workers) updates of a stage between the weights that a microbatch reads and its
-        own update; the largest in the steady state and over the stages of the worker.
+        holds at once, over all runs; 0 if the worker does not hold the stage.
+      own_lag: (workers) number of updates of a stage between the version that a microbatch reads
+        and the update with its gradient; maximum over the steady state and the worker's stages.
       applied: (stages, steady) number of the block update that applies each gradient.
       read: (stages, steady) number of the model that each forward reads from.
 
     Source:
-      arXiv 2606.03498, the delays of its asynchronous 1F1B; where a forward reads weights that have
-      been replaced, as with PipeDream-2BW, the read index of its mixed model.
+      arXiv 2606.03498: delays of asynchronous 1F1B. If a forward reads replaced weights, as in
+      PipeDream-2BW, the delay uses the read index of the paper's mixed model.
     """
 
     schedule: str
@@ -70,22 +71,22 @@ class Staleness:
 
     @property
     def weight_versions(self) -> Int[NumpyArray, " workers"]:
-        """Return the most versions of a stage that each worker holds at once (workers)."""
+        """Return the largest number of versions of a stage that each worker holds at once."""
         return self.versions.max(axis=1)
 
     @property
     def max_delay(self) -> int:
-        """Return the largest delay of the steady state: updates since the oldest weights read."""
+        """Return the largest delay in the steady state, with respect to any stage."""
         return int((self.applied.max(axis=0) - self.read.min(axis=0)).max())
 
     @property
     def mean_delay(self) -> float:
-        """Return the mean delay over all updates of the steady state and all stages."""
+        """Return the mean delay over all updates and stages in the steady state."""
         return float(self.applied.mean() - self.read.mean())
 
     @property
     def delays(self) -> Int[NumpyArray, "stages steady stages"]:
-        """Return delays by updated stage, microbatch of the steady state, and stage read."""
+        """Return delays (updated stage, microbatch of the steady state, stage that was read)."""
         return self.applied[:, :, None] - np.moveaxis(self.read, 0, -1)[None]
 
     def histogram(self) -> Int[NumpyArray, " delays"]:
@@ -117,7 +118,7 @@ def staleness(
       link: link model, or `Links`.
 
     Returns:
-      Weight versions and delays; if an update applies several gradients, each counts.
+      Weight versions and delays. If an update applies several gradients, each gradient counts.
 
     Raises:
       ValueError: if an asynchronous table has fewer microbatches than stages, or as `evaluate`.
@@ -155,7 +156,7 @@ def staleness(
 def op_times(
     table: ScheduleTable, costs: Costs | None = None, *, link: str | Links = "delay"
 ) -> tuple[PerCell, PerCell]:
-    """Return each cell's start and finish (workers, slots), in seconds, or slots without costs."""
+    """Return start and end of each cell (workers, slots) [s]; in slots if `costs` is None."""
     if costs is None:
         slots = dict.fromkeys(table.grammar.unit_slots, 1)
         return slot_times(table, slots, is_scaled=False, link=link)
@@ -166,24 +167,24 @@ def op_times(
 def _block_updates(
     table: ScheduleTable, versions: Versions, start: PerCell, finish: PerCell
 ) -> tuple[PerGradient, PerGradient]:
-    """Return by gradient the number of its update, and of the last update its forward reads."""
-    # Updates of any stage are numbered in the order of their ends, each run from 0.
+    """Return for each gradient the number k of its update, and the number j of its model."""
+    # See the module. Updates of all stages are numbered in order of their ends, from 0 in each run.
     tolerance = SAME_MOMENT * float(finish.max())
     updates, runs = table.updates, table.weights.runs
     run = table.cells.microbatch.ravel()[updates] % runs
     ends = finish.ravel()[updates]
-    # Ends within the tolerance are one moment: ends 3, 1, 1, 2 are moments 2, 0, 0, 1.
+    # Ends within the tolerance are one moment. Ends 3, 1, 1, 2 are moments 2, 0, 0, 1.
     by_end = np.argsort(ends, kind="stable")
     moment = np.empty(len(updates), np.int64)
     moment[by_end] = np.cumsum(np.append(False, np.diff(ends[by_end]) > tolerance))
-    # Updates of a run are sorted by moment, then stage, and numbered.
-    # Sorted runs 0, 0, 0, 1, 1 begin at 0, 0, 0, 3, 3: the numbers are 0, 1, 2, 0, 1.
+    # Updates of a run are sorted by moment, then stage, and numbered. Sorted runs 0, 0, 0, 1, 1
+    # begin at 0, 0, 0, 3, 3, so the numbers are 0, 1, 2, 0, 1.
     stage = table.cells.stage.ravel()[updates]
     order = np.lexsort((stage, moment, run))
     number = np.empty(len(updates), np.int64)
     number[order] = np.arange(len(updates)) - np.searchsorted(run[order], run[order])
     applied = number[np.searchsorted(updates, versions.update_cell)]
-    # A forward reads a model with the updates of its run that have ended when it starts.
+    # A forward reads the model with all updates of its run that ended before the forward starts.
     forward_start = start.ravel()[table.where[Phase.F]] + tolerance
     microbatch_run = np.arange(table.num_microbatches) % runs
     newest_model = np.empty_like(applied)
@@ -194,7 +195,7 @@ def _block_updates(
 
 
 def _successors(table: ScheduleTable, versions: Versions, applied: PerGradient) -> PerGradient:
-    """Return the update that replaces the weights each forward reads; a huge number if none."""
+    """Return the update that replaces the weights of each forward; a huge number if none does."""
     runs, pipe = table.weights.runs, table.pipe_of_microbatch
     stage, microbatch = np.indices(applied.shape)
     # index of a stage's copy on a worker in a run; run r trains on microbatches r, r + runs, ...

@@ -1,8 +1,8 @@
 """Ops (bars), messages (arrows) and parts of a run, for the terminal, drawings and traces.
 
-The three parts are warm-up, steady state and cool-down. On a worker the warm-up ends at the
-start of its first backward, and the cool-down begins at the end of its last forward. In the steady
-part of a run, every worker is between the two.
+A run has three parts: warm-up, steady state and cool-down. The warm-up of a worker ends when its
+first backward starts. The cool-down of a worker begins when its last forward ends. In the steady
+part of a run, every worker is between warm-up and cool-down.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,11 +35,11 @@ class Bar(NamedTuple):
 
     Attributes:
       worker: worker, or `NO_WORKER` for a collective, which runs beside compute.
-      start: [s].
-      finish: [s].
+      start: start [s].
+      finish: end [s].
       ops: the op, or the forward and backward of a fused pair.
-      is_critical: whether it is on the critical path.
-      node: node of the program, or the source where the run had none.
+      is_critical: whether the op is on the critical path.
+      node: node of the program, or the source if the run has no program.
       slices: number of slices of each microbatch.
     """
 
@@ -72,10 +72,10 @@ class Arrow(NamedTuple):
 
     sender: int  # worker
     receiver: int  # worker
-    start: float  # when it leaves [s]
-    finish: float  # when it arrives [s]
+    start: float  # departure [s]
+    finish: float  # arrival [s]
     op: Op  # the SEND_F or SEND_B
-    is_critical: bool  # whether it is on the critical path
+    is_critical: bool  # whether the message is on the critical path
 
 
 def timed_beside_cells(evaluation: Evaluation) -> Int[NumpyArray, " nodes"]:
@@ -87,7 +87,7 @@ def timed_beside_cells(evaluation: Evaluation) -> Int[NumpyArray, " nodes"]:
 def bars(evaluation: Evaluation, *, untimed: bool = True) -> list[Bar]:
     """List a bar for each op of the table, then for each all-reduce and update.
 
-    Without `untimed` it skips ops that take no time, which a picture cannot show.
+    Without `untimed` the list skips ops that take no time, which a picture cannot show.
     """
     program = evaluation.program
     rows = []  # node, worker, ops
@@ -119,7 +119,7 @@ def bar_phases(bars: Iterable[Bar]) -> list[AnyPhase]:
 
 
 def second_pipe(table: ScheduleTable) -> frozenset[Op]:
-    """Return a bidirectional schedule's ops in every other pipe, which drawings mark."""
+    """Return the ops in pipes 1, 3, ... of a bidirectional schedule, which drawings mark."""
     is_second = table.pipe_of_microbatch % 2 == 1
     if not np.any(is_second):
         return frozenset()
@@ -204,8 +204,8 @@ def part_window(run: Evaluation, part: str) -> Window:
 def time_window(
     runs: Sequence[Evaluation], start: float | None, stop: float | None, part: str | None
 ) -> Window | None:
-    """Return the window from start to stop [s], or that of a part over all runs."""
-    # The result is None without any of them.
+    """Return the window from start to stop [s], or the window of a part over all runs."""
+    # It is None if start, stop and part are None.
     if part is not None:
         if start is not None or stop is not None:
             raise ValueError("part gives both ends of the time axis: leave start and stop out")
@@ -231,9 +231,9 @@ class LaneTimes(NamedTuple):
     """Busy time and exposed time of a lane beside compute, by worker.
 
     Attributes:
-      lane: its name.
-      busy: (workers) time in which it runs an op [s].
-      exposed: (workers) part of this time in which the compute of its worker is idle [s].
+      lane: name of the lane.
+      busy: (workers) time in which the lane runs an op [s].
+      exposed: (workers) part of the busy time in which the worker does not compute [s].
     """
 
     lane: str
@@ -248,7 +248,7 @@ def lane_times(evaluation: Evaluation) -> list[LaneTimes]:
       evaluation: a run.
 
     Returns:
-      Lanes in the order of their first kind of op; none where all ops compute.
+      Lanes in the order of their first kind of op; an empty list if all ops compute.
 
     Example:
       >>> import pipejax as pj
@@ -281,10 +281,10 @@ def phases_beside(table: ScheduleTable) -> dict[str, list[AnyPhase]]:
 def _busy_and_hidden(
     evaluation: Evaluation, worker: int, is_on_lane: NumpyArray
 ) -> tuple[float, float]:
-    """Return a lane's busy time on a worker, and the part that compute hides [s]."""
+    """Return a lane's busy time on a worker, and the part of it during compute [s]."""
     start, finish = evaluation.start[worker][is_on_lane], evaluation.finish[worker][is_on_lane]
-    # Compute done up to a time is a line that rises while an op runs. Ops from 1 to 3 and 4 to 5:
-    # at times 1 3 4 5 it is 0 2 2 3, so a lane op from 2 to 4.5 hides 2.5 - 1 = 1.5.
+    # The compute time up to a moment rises while an op runs. With ops from 1 to 3 and 4 to 5, it is
+    # 0 2 2 3 at times 1 3 4 5. So compute hides 2.5 - 1 = 1.5 of a lane op from 2 to 4.5.
     nodes = np.flatnonzero(np.asarray(evaluation.program.worker) == worker)
     op_start, op_end = evaluation.node_start[nodes], evaluation.node_finish[nodes]
     times = np.stack([op_start, op_end], axis=1).ravel()

@@ -1,4 +1,4 @@
-"""Evidence: measured runs nearest to a workload, and the range of step times that follows."""
+"""Evidence: the measured runs most like a workload, and the range of its measured step time."""
 
 import functools
 import itertools
@@ -18,26 +18,26 @@ from pipejax.costs.model.workload import Workload
 from pipejax.costs.system.system import DATA, System
 
 EVIDENCE = DATA / "evidence.json"
-MIN_CONFIGURATIONS = 3  # fewer measured runs are no evidence
-MAX_MEAN_ERROR = 15.0  # of their predictions; above, they are no evidence [%]
-PERCENT = 90  # of measured times lie in a range
+MIN_CONFIGURATIONS = 3  # fewer measured runs are not enough evidence
+MAX_MEAN_ERROR = 15.0  # if predictions err by more, measured runs are not enough evidence [%]
+PERCENT = 90  # share of measured times that a range holds [%]
 EXPERTS = ("no experts", "experts within nodes", "experts over nodes")
 GENERATIONS = {
     "Ampere": ("a100", "a100-40gb", "a100-vtrain"),
     "Hopper": ("h100", "h100-500w", "h200"),
     "Blackwell": ("b200", "b200-simumax", "b300", "gb200", "gb300"),
 }
-DEFAULT_STACK = "megatron-core-2024"  # of systems that name none
-DEFAULT_LAUNCHERS = ("", "Megatron-LM", "Megatron-Bridge")  # whose kernels are its, or unknown
+DEFAULT_STACK = "megatron-core-2024"  # stack of systems that name no stack
+DEFAULT_LAUNCHERS = ("", "Megatron-LM", "Megatron-Bridge")  # launchers that use the default stack
 
 
 @short_repr
 class Regime(NamedTuple):
-    """Facts about a workload that decide which parts of the cost model matter most for it."""
+    """Facts about a workload that decide which parts of the cost model matter most."""
 
-    splits_weights: bool  # whether replicas split weights (ZeRO 3): exchanges beside every layer
+    splits_weights: bool  # whether replicas split weights (ZeRO 3), and gather them in each layer
     experts: int  # index in `EXPERTS`
-    bits: int  # of an operand of products
+    bits: int  # number of bits of a matrix product's operand
 
     @property
     def facts(self) -> tuple[str, ...]:
@@ -57,8 +57,8 @@ class Runs(NamedTuple):
     system: str
     stack: str
     regime: Regime
-    errors: tuple[float, ...]  # predicted / measured - 1 of each configuration [%]
-    memory: tuple[float, ...] = ()  # the same of the fullest worker's memory, where measured [%]
+    errors: tuple[float, ...]  # step time, predicted / measured - 1 of each configuration [%]
+    memory: tuple[float, ...] = ()  # fullest worker's memory, predicted / measured - 1 [%]
 
 
 @short_repr
@@ -67,20 +67,20 @@ class ErrorRange(NamedTuple):
 
     low: float
     high: float
-    basis: str  # the runs that it follows from
+    basis: str  # description of the runs that give the range
 
 
 @short_repr
 class Evidence(NamedTuple):
     """Measured runs that are most like a workload, and the range of its step time."""
 
-    regime: Regime  # of the runs
+    regime: Regime  # regime of the runs
     errors: tuple[float, ...]  # predicted / measured - 1 of each configuration [%]
-    sources: tuple[str, ...] = ()  # their publications
+    sources: tuple[str, ...] = ()  # publications of the runs
     system: str = ""
     stack: str = ""
     differs: tuple[str, ...] = ()  # facts of the workload that the runs do not share
-    factors: ErrorRange | None = None  # None if unknown
+    factors: ErrorRange | None = None  # range of measured / predicted step time; None if unknown
 
     @property
     def configurations(self) -> int:
@@ -94,12 +94,12 @@ class Evidence(NamedTuple):
 
     @property
     def bias(self) -> float:
-        """Return the mean error of the runs' predictions [%]; negative if predicted too fast."""
+        """Return the mean error of the predicted step times [%]; negative if they are too short."""
         return float(np.mean(self.errors))
 
     @property
     def spread(self) -> float:
-        """Return the mean absolute difference between two errors [%]; NaN for a single error."""
+        """Return the mean absolute difference of two errors [%]; NaN if there is one error."""
         differences = [abs(a - b) for a, b in itertools.combinations(self.errors, 2)]
         return float(np.mean(differences)) if differences else math.nan
 
@@ -110,22 +110,22 @@ class Evidence(NamedTuple):
 
     @property
     def is_enough(self) -> bool:
-        """Return whether many runs of the workload's kind exist and were predicted well."""
+        """Return whether the runs share the workload's facts, are many, and were predicted well."""
         return not self.differs and self.is_many and self.mean_error <= MAX_MEAN_ERROR
 
     def range(self, step: float) -> tuple[float, float] | None:
-        """Return the range of measured times [s] to expect for a prediction; None if unknown."""
+        """Return the range of measured times [s] for a predicted step; None if unknown."""
         return None if self.factors is None else (step * self.factors.low, step * self.factors.high)
 
 
 def operand_bits(precision: str) -> int:
-    """Return the number of bits of a matrix product's input, without shared scales."""
+    """Return the number of bits of a matrix product's operand, without shared scales."""
     return int(8 * OPERAND_BYTES.get(precision, 2.0))
 
 
 def row_regimes(rows: MeasuredRows, per_node: float) -> list[Regime]:
     """Return each row's regime; `per_node` is the default number of accelerators per node."""
-    # The accelerators that experts are spread over are neighbours: they fill a node first.
+    # the accelerators of an expert group are neighbours, so they fill a node first
     node_size = np.where(rows.accelerators_per_node > 0, rows.accelerators_per_node, per_node)
     # index in `EXPERTS`: 0 without experts, 1 if they are within a node, 2 if across nodes
     experts = np.where(rows.column("experts") > 0, 1 + (rows.expert > node_size), 0)
@@ -143,7 +143,7 @@ def workload_regime(workload: Workload, per_node: float) -> Regime:
 def group_errors(
     rows: MeasuredRows, error: Float[NumpyArray, " rows"], per_node: float
 ) -> dict[Regime, tuple[float, ...]]:
-    """Return prediction errors [%] by regime: for each configuration the mean over its runs.
+    """Return {regime: mean prediction error of each configuration [%]}.
 
     `error` is predicted / measured - 1 of each row, not in percent.
     """
@@ -160,12 +160,12 @@ def group_errors(
 
 
 def as_numbers(errors: dict[Regime, tuple[float, ...]]) -> tuple[tuple[float, ...], ...]:
-    """Convert errors to rows of a system's file: a regime's three numbers, then its errors [%]."""
+    """Convert errors to rows of a system's file: three numbers of a regime, then errors [%]."""
     return tuple((*map(int, regime), *values) for regime, values in errors.items())
 
 
 def from_numbers(row: Sequence[float]) -> tuple[Regime, tuple[float, ...]]:
-    """Convert a row of `as_numbers` back to a regime and its configurations' errors."""
+    """Convert a row of `as_numbers` back to (regime, errors)."""
     splits, experts, bits, *errors = row
     return Regime(bool(splits), int(experts), int(bits)), tuple(errors)
 
@@ -188,14 +188,18 @@ def measured_runs() -> tuple[Runs, ...]:
 
 
 def memory_factors(source: str, bits: int) -> list[float]:
-    """List the sorted ratios measured / predicted memory of a source's runs in a precision."""
+    """List the ratios measured / predicted memory of a source's runs with these operand bits."""
     groups = [x.memory for x in measured_runs() if (x.source, x.regime.bits) == (source, bits)]
     return sorted(1 / (1 + error / 100) for errors in groups for error in errors)
 
 
-def sure_memory(room: float, available: float, factors: Sequence[float]) -> float:
-    """Return the memory [B] below which predictions fit despite the largest measured factor."""
-    return min(room, available / factors[-1]) if factors else room
+def sure_memory(limit: float, available: float, factors: Sequence[float]) -> float:
+    """Return the predicted memory [B] up to which a run surely fits.
+
+    `factors` are the ratios measured / predicted memory. Even with the largest factor, such a
+    run needs at most the available memory.
+    """
+    return min(limit, available / factors[-1]) if factors else limit
 
 
 def _generation(system: str) -> str:
@@ -210,13 +214,13 @@ def _with_equal_experts(runs: Iterable[Runs], regime: Regime) -> list[Runs]:
 def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange | None:
     """Return the range of measured / predicted step time for a new source; None without runs.
 
-    The nearest sources measured models with experts (or without, as the regime has them) on one
-    generation of machines. A new source is as likely to be like each of these K sources as like
-    none of them. In the latter case a wider set of sources decides: all generations, then all
-    models. All runs of a source count alike. The range leaves 5 (K - 1) / (K + 1) % at either end.
+    The K nearest sources measured models with experts, if the regime has experts, else models
+    without, on this generation of machines. Each of them has weight 1 / (K + 1). The rest of the
+    weight is divided in the same way over the sources of all generations, then of all models. All
+    runs of a source have equal weight. The range leaves out 5 (K - 1) / (K + 1) % at either end.
     """
-    # With 2 nearest sources and 3 on all generations, a source weighs 1/3 among the nearest, and
-    # 1/3 * 1/4 among all generations.
+    # With 2 nearest sources and 3 on all generations, a source has weight 1/3 among the nearest,
+    # and 1/3 * 1/4 among all generations.
     all_runs, generation = tuple(runs), _generation(system)
     all_generations = _with_equal_experts(all_runs, regime)
     near = [group for group in all_generations if generation == _generation(group.system)]
@@ -229,12 +233,12 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
         errors: dict[str, list[float]] = {}  # by source
         for group in groups:
             errors.setdefault(group.source, []).extend(group.errors)
-        source_weight /= len(errors) + 1  # of each source, and of all wider sets together
+        source_weight /= len(errors) + 1  # weight of a source, and of all wider sets together
         for values in errors.values():
             ratios += [1 / (1 + error / 100) for error in values]
             weights += [source_weight / len(values)] * len(values)
-    # A further draw lies between the least and the greatest of K draws with probability
-    # (K - 1) / (K + 1), so few sources cut off less at either end.
+    # A further draw lies between the smallest and the largest of K draws with probability
+    # (K - 1) / (K + 1). So the fewer sources there are, the less is cut off at either end.
     sources = len({group.source for group in near})
     tail = (1 - PERCENT / 100) / 2 * (sources - 1) / (sources + 1)
     ends = np.quantile(ratios, [tail, 1 - tail], weights=weights, method="inverted_cdf")
@@ -242,7 +246,7 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
     kind = "with" if regime.experts else "without"
     noun = "data source" if sources == 1 else "data sources"
     basis = f"{sources} {noun} of models {kind} experts on {generation}"
-    # the weight of wider sets, 1 / (K + 1), is more than the range leaves out
+    # true if the wider sets, of weight 1 / (K + 1), weigh more than the range leaves out
     is_wide = (sources - 1) * (100 - PERCENT) < 100
     return ErrorRange(low, high, f"{basis}, all others with less weight" if is_wide else basis)
 
@@ -250,10 +254,10 @@ def error_range(regime: Regime, system: str, runs: Iterable[Runs]) -> ErrorRange
 def find_evidence(
     regime: Regime, system: System, stack: str, launcher: str = ""
 ) -> Evidence | None:
-    """Find the measured runs that are most like a workload, and the range of its step time."""
-    # A calibrated machine has its own runs, and their band as the range. Other machines have runs
-    # that come with pipejax, of models with experts or without, on machines of one generation. The
-    # result is None if there are none. An empty stack is the default, even of other launchers.
+    """Find the measured runs most like a workload. Return None if there are no such runs."""
+    # A calibrated machine uses the runs of its calibration, and their band as the range. Other
+    # machines use runs that come with pipejax, on machines of the same generation. The models have
+    # experts if the workload's model has experts. An empty stack stands for the default stack.
     record, software = system.calibration, stack or DEFAULT_STACK
     # `runs` are the candidates, `factors` is their range of measured / predicted step time
     if record is None:
@@ -287,16 +291,16 @@ def find_evidence(
         candidates.append(Evidence(*fields))
     if not candidates:
         return None
-    # few runs count only if there are no others; then fewest differences, then most configurations
+    # prefer many runs, then the fewest differences, then the most configurations
     return max(candidates, key=lambda x: (x.is_many, -len(x.differs), x.configurations))
 
 
 def are_tied(
     times: Sequence[float], evidence: Sequence[Evidence | None]
 ) -> Bool[NumpyArray, " layouts"]:
-    """Return whether predictions cannot tell a layout from the fastest layout (layouts)."""
-    # Layouts of one job share errors of the machine. They tie with the fastest if they are slower
-    # by at most the `spread` of errors in their evidence. A layout without evidence never ties.
+    """Return (layouts) whether a layout ties with the fastest layout within prediction errors."""
+    # Layouts of one job share the errors of the machine. A layout ties if it is slower by at most
+    # the `spread` of the errors in its evidence. A layout without evidence never ties.
     lags = np.array(times) / min(times) - 1
     spreads = np.array([math.nan if x is None else x.spread / 100 for x in evidence])
     has_evidence = np.array([x is not None for x in evidence])

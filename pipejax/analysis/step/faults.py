@@ -1,7 +1,8 @@
 """Causes of a slow step, each with the time that its removal would save.
 
-A run without the cause gives the saving. Stages, workers and links compare with the median of the
-others; start and end with those of 2 P microbatches, where they are below a third of the step.
+A run without the cause gives the saving. A stage, worker or link is compared with the median of the
+other ones. The start and end of the pipeline are compared with a run of 2 P microbatches, in which
+they take less than a third of the step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,16 +31,17 @@ from pipejax.engine.lowering.program import makespan_on_host
 from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.table.table import ScheduleTable
 
-MIN_SLOW_RATIO = 1.02  # of a time to the median of the others; below, they count as equal
-EQUAL_LOAD = 0.999  # of the busiest worker's time: workers from here on are named with it
-SINGLE_CAUSE_SHARE = 0.5  # of the cost of imbalance, from which a single place is the cause
+# A place is a stage or a worker.
+MIN_SLOW_RATIO = 1.02  # smallest ratio to the median of the other places that counts as slow
+EQUAL_LOAD = 0.999  # share of the busiest worker's time from which workers count as equally busy
+SINGLE_CAUSE_SHARE = 0.5  # share of imbalance from which one slow place counts as the only cause
 UNEVEN_DIFFERENCE = 0.1  # difference of a stage from the median that makes a split uneven
-SHARED_BLAME = 0.5  # share of the largest difference from which other stages share the blame
-EQUAL_BLAME = 0.9  # share from which another stage is as slow, up to its inverse
-# share of a worker's slowdown that each of its stages must show: half where two pipes share them
+SHARED_BLAME = 0.5  # share of the largest difference from which other stages are causes, too
+EQUAL_BLAME = 0.9  # two stages are equally slow if their ratio is between this and its inverse
+# share of a worker's slowdown that each of its stages must show (half, if two pipes share a stage)
 STAGE_SHARE_OF_SLOWDOWN = 0.4
 ENOUGH = 2  # microbatches per worker from which start and end are no fault
-HIDING_RATIO = 1.2  # of the cost of two causes to the sum of both alone, if they hide each other
+HIDING_RATIO = 1.2  # two causes hide each other if both cost this much more than their sum
 JOINT = "joint"  # kind of two causes that hide each other
 NEGLIGIBLE = 0.01  # share of the step; smaller savings are no cause
 
@@ -49,18 +51,18 @@ class Fault(NamedTuple):
     """Cause of a slow step, and the time that its removal would save.
 
     Attributes:
-      kind: imbalance, link, messages, blocking, offloads, sharding, exchange, update, a lane by
-        its name, rules of the table, microbatches (few), uneven microbatches, memory, recompute,
-        joint (imbalance and a link that hide each other), host (it starts kernels late), an
-        exchange inside layers (tensor, context, expert, weights), gaps (of the order), or schedule
-        (start and end of the pipeline).
-      seconds: time that the step would save without it [s]; of memory that rules out a schedule,
-        the time that this would save beyond the best that fits.
+      kind: imbalance, link, messages, blocking, offloads, sharding, exchange, update, name of a
+        lane, rules (of the table), microbatches (too few), uneven microbatches, memory, recompute,
+        joint (imbalance and a link that hide each other), host (it starts kernels late), tensor,
+        context, expert or weights (exchanges inside layers), gaps (idle time by the order of ops),
+        or schedule (start and end of the pipeline).
+      seconds: time that the step would save without the cause [s]. If memory rules out a schedule:
+        time that this schedule would save beyond the best schedule that fits.
       why: one sentence.
-      worker: the worker with the fault, if there is one.
-      stage: the stage with the fault, if there is one.
-      link: the pair of workers with the fault, if there is one.
-      rules: scaling of times that removes it, as `scaled_costs` reads it; empty if none does.
+      worker: the worker with the fault, or None.
+      stage: the stage with the fault, or None.
+      link: the pair of workers with the fault, or None.
+      rules: rules of `scaled_costs` that remove the fault; empty if no scaling does.
     """
 
     kind: str
@@ -77,10 +79,10 @@ def find_faults(evaluation: Evaluation, parts: Sequence[Part] | None = None) -> 
 
     Args:
       evaluation: a run.
-      parts: its parts, if they are known.
+      parts: parts of the run, if they are known.
 
     Returns:
-      Causes by the time that the step would save, the largest first; none below 1 % of the step.
+      Causes that cost more than 1 % of the step, the largest saving first.
 
     Example:
       >>> import pipejax as pj
@@ -95,7 +97,7 @@ def find_faults(evaluation: Evaluation, parts: Sequence[Part] | None = None) -> 
     parts = step_parts(evaluation) if parts is None else parts
     slow_places = [*_imbalance(trial), *_links(trial)]
     faults = [*slow_places, *_joint(trial, slow_places), *_rule_faults(trial)]
-    # a slow link is a cause of its own: the parts are those without it
+    # a slow link is a cause of its own, so the parts are computed without the slow link
     slow = next((fault for fault in faults if fault.kind == "link"), None)
     if slow is not None:
         parts = step_parts(evaluate(trial.table, trial.costs(slow.rules), link=evaluation.links))
@@ -115,19 +117,18 @@ class FaultRemoved:
         return scaled_costs(self.run.costs, self.table, rules or None)
 
     def saves(self, rules: str) -> float:
-        """Return how much shorter the step is at costs that are scaled by rules [s]."""
+        """Return by how much the step is shorter at scaled costs [s]."""
         program, vector = lower_and_price(self.table, self.costs(rules), self.run.links)
         return self.run.makespan - makespan_on_host(program, vector)
 
 
 class ComputeTimes(NamedTuple):
-    """Compute times of a microbatch on each stage, and of a step on each worker."""
+    """Compute times by stage, by worker and by microbatch [s]."""
 
-    # Ops of a worker without a stage count on the worker alone.
-
-    stages: Float[NumpyArray, " stages"]  # (stages) of the mean microbatch [s]
-    workers: Float[NumpyArray, " workers"]  # (workers) [s]
-    microbatches: Float[NumpyArray, " microbatches"]  # (microbatches) of each in all stages [s]
+    # Ops without a stage count on their worker alone.
+    stages: Float[NumpyArray, " stages"]  # time of the mean microbatch on each stage
+    workers: Float[NumpyArray, " workers"]  # time of a step on each worker
+    microbatches: Float[NumpyArray, " microbatches"]  # time of each microbatch on all stages
 
     @classmethod
     def from_run(cls, evaluation: Evaluation) -> "ComputeTimes":
@@ -151,18 +152,18 @@ class ComputeTimes(NamedTuple):
 
     @property
     def even(self) -> str:
-        """Scaling rules that set the times of all stages to their mean."""
+        """Return scaling rules that set the times of all stages to their mean."""
         return _evening_rules("stage", self.stages)
 
     @property
     def even_workers(self) -> str:
-        """Scaling rules that set the times of all workers to their mean."""
+        """Return scaling rules that set the times of all workers to their mean."""
         return _evening_rules("worker", self.workers)
 
 
 def _evening_rules(scope: str, seconds: Float[NumpyArray, " places"]) -> str:
     """Return rules such as compute@stage0*1.5 that set all stages or workers to their mean."""
-    # idle ones stay idle
+    # idle stages and workers stay idle
     factors = {k: float(seconds.mean() / value) for k, value in enumerate(seconds) if value > 0}
     changes = {k: factor for k, factor in factors.items() if abs(factor - 1) > 1e-12}
     return ",".join(f"compute@{scope}{k}*{factor:.12g}" for k, factor in changes.items())
@@ -194,7 +195,7 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
     if single is None and saved_by_even <= 0:
         return
     busiest = int(times.workers.argmax())
-    # a ratio, as shares in a report are of the step alone
+    # a ratio and no percentage, because percentages in a report are shares of the step
     ratio = float(times.workers[busiest] / times.workers.mean())
     computes = f"computes {ratio:.3g} times as long as the mean worker"
     ratios = times.stages / np.median(times.stages[times.stages > 0])
@@ -226,10 +227,10 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
 def _is_shared(
     fault: Fault, ratios: Float[NumpyArray, " stages"], table: ScheduleTable, is_even_better: bool
 ) -> bool:
-    """Return whether stages on other workers share the blame of a slow place."""
-    # `ratios` are times of stages over the median. The first and last stage are a little longer in
-    # most models: differences below `UNEVEN_DIFFERENCE` share no blame. If an even split saves no
-    # more than the place alone, only stages as slow share it, no faster ones.
+    """Return whether stages on other workers are causes of the imbalance, too."""
+    # `ratios` are stage times over the median. Differences below `UNEVEN_DIFFERENCE` do not count,
+    # because the first and last stage are a little longer in most models. If an even split saves no
+    # more than a faster place, only stages as slow as the place count, no fast stages.
     differences = np.abs(ratios - 1) if is_even_better else ratios - 1
     is_blamed = (table.placement == fault.worker).any(axis=0)  # (stages)
     if fault.stage is not None:
@@ -261,7 +262,7 @@ def _stages(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
 
 
 def _slow_workers(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
-    """Yield each worker that is slower than the other workers' median, on all its stages."""
+    """Yield each worker that is slower than the median of the other workers, on all its stages."""
     stage_ratios = against_others(times.stages)
     for worker, ratio in enumerate(against_others(times.workers).tolist()):
         stages = np.flatnonzero((trial.table.placement == worker).any(axis=0))
@@ -276,7 +277,7 @@ def _slow_workers(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
 
 
 def _links(trial: FaultRemoved) -> Iterator[Fault]:
-    """Yield the slow link whose speed-up saves most; slow means above the other links' median."""
+    """Yield the link whose speed-up saves most, of those above the median of the other links."""
     faults = []
     groups = message_times(trial.table, trial.run.costs)
     seconds = np.array([np.mean(list(by_boundary.values())) for by_boundary in groups.values()])
@@ -296,7 +297,7 @@ def _links(trial: FaultRemoved) -> Iterator[Fault]:
 
 
 def _place(fault: Fault) -> str:
-    """Describe the place of a fault: a link, a stage, a worker, or the split over all stages."""
+    """Name the link, stage or worker of a fault, or the split over all stages."""
     if fault.link is not None:
         return f"the link between workers {fault.link[0]} and {fault.link[1]}"
     if fault.stage is not None:
@@ -305,7 +306,8 @@ def _place(fault: Fault) -> str:
 
 
 def _joint(trial: FaultRemoved, faults: Sequence[Fault]) -> Iterator[Fault]:
-    """Yield two causes as one if ops wait for the second as soon as the first is removed."""
+    """Yield one cause for two faults that hide each other."""
+    # As soon as the first fault is removed, ops wait for the second. So removing one saves little.
     rules, total = ",".join(fault.rules for fault in faults), trial.run.makespan
     saved, alone = trial.saves(rules), [max(fault.seconds, 0.0) for fault in faults]
     if len(faults) > 1 and saved > HIDING_RATIO * sum(alone) + NEGLIGIBLE * total:
@@ -317,7 +319,7 @@ def _joint(trial: FaultRemoved, faults: Sequence[Fault]) -> Iterator[Fault]:
 
 
 def _rule_faults(trial: FaultRemoved) -> Iterator[Fault]:
-    """Yield the table's additional ordering rules as a cause, if it has such rules."""
+    """Yield a cause for the ordering rules that the table adds to the usual ones, if it has any."""
     table, run = without_rules(trial.table), trial.run
     if table is not None:
         texts = [text for text in trial.table.grammar.texts if text not in table.grammar.texts]
@@ -329,7 +331,7 @@ def _rule_faults(trial: FaultRemoved) -> Iterator[Fault]:
 def message_times(
     table: ScheduleTable, costs: Costs
 ) -> Mapping[tuple[int, int], Mapping[int, float]]:
-    """Return mean message times [s] as {pair of workers: {stage boundary between them: time}}."""
+    """Return {pair of workers: {stage boundary between them: mean message time [s]}}."""
     edges = table.grammar.edges(table.num_stages)
     times = np.zeros((2, table.num_pipes, len(edges)))  # by direction, pipe and boundary
     for name in MESSAGE_FIELDS:
@@ -348,7 +350,8 @@ def message_times(
 
 
 def _longest_wait(run: Evaluation) -> str:
-    """Describe the transfer that waits longest, and the transfer in front; "" without queues."""
+    """Describe the transfer that waits longest, and the transfer in front of it."""
+    # The text is empty if the link model has no queues.
     try:
         longest = transfer_waits(run).transfers[0]
     except ValueError:  # other link models have no such queues
@@ -375,9 +378,10 @@ DETAILS = {"blocking": _longest_wait, "uneven microbatches": _longest_microbatch
 
 
 def _part_faults(trial: FaultRemoved, seconds: Mapping[str, float]) -> Iterator[Fault]:
-    """Yield a cause for each part of the step [s] in which ops wait, and for few microbatches."""
+    """Yield a cause for each part of the step in which ops wait, and for too few microbatches."""
+    # `seconds` is {part: time [s]}. The part of uneven microbatches is added before messages, and
+    # so differs from the time that equal microbatches would save.
     run = trial.run
-    # what microbatches add first, before messages, is not what their removal saves
     equal = evaluate(run.table, with_equal_microbatches(run.costs, run.table), link=run.links)
     seconds = {**seconds, "uneven microbatches": run.makespan - equal.makespan}
     lanes = {name: f"compute waits for ops on {name}" for name in seconds if name.startswith(LANE)}

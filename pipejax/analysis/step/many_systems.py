@@ -1,7 +1,7 @@
 """One schedule's work on many systems: costs, and each resource's share of the critical path.
 
-NumPy prices all systems at once. Stages that cost the same are priced as one: the first, the last,
-and between them a few kinds that differ in their layers or in the places of their copies.
+NumPy prices all systems at once. Stages with equal costs are priced once. Distinct stages are the
+first, the last, and a few others that differ in their layers or in the places of their copies.
 """
 
 import operator
@@ -25,7 +25,7 @@ from pipejax.engine.batched.pricing import Rows
 from pipejax.engine.lowering.program import Program
 from pipejax.schedules.table.table import ScheduleTable
 
-PART = 4096  # systems whose derivatives are computed at once: these take some 200 MB
+PART = 4096  # number of systems whose derivatives are computed at once, which take some 200 MB
 
 
 class Slowed(NamedTuple):
@@ -41,7 +41,7 @@ class Slowed(NamedTuple):
 
     @property
     def differ(self) -> bool:
-        """Return whether a stage's copies have different factors, and thus costs by microbatch."""
+        """Return whether copies of a stage have different factors, and so costs by microbatch."""
         return self.factors.ndim == 2
 
     def costs(self, costs: Costs) -> Costs:
@@ -70,7 +70,7 @@ class Slowed(NamedTuple):
 
 
 class StagePlaces(NamedTuple):
-    """Index of every stage among the distinct stages, and of every boundary likewise."""
+    """Index of every stage among the distinct stages, and of every boundary among those."""
 
     stage: Int[NumpyArray, " stages"]
     boundary: Int[NumpyArray, "pipes boundaries"]
@@ -85,7 +85,7 @@ class StagePlaces(NamedTuple):
 
     def gather(self, counts: Costs) -> Costs:
         """Sum counts (batch, stages) over equal stages; return (batch, distinct stages)."""
-        # indices [0 1 1] are the matrix [[1 0] [0 1] [0 1]]: [a b c] @ it = [a, b + c]
+        # indices [0 1 1] give the matrix m = [[1 0] [0 1] [0 1]], and [a b c] @ m = [a, b + c]
         stage_matrix, boundary_matrix = map(_one_hot, (self.stage, self.boundary.ravel()))
         return _map_leaves(
             counts,
@@ -95,11 +95,11 @@ class StagePlaces(NamedTuple):
 
 
 class PricedSystems(NamedTuple):
-    """The costs of one schedule's work on a batch of systems, and inputs of their derivatives."""
+    """Costs of one schedule on a batch of systems, and the inputs of their derivatives."""
 
     costs: Costs  # with the batch axis first [s]
     systems: System  # the batch
-    work: StageWork  # of distinct stages
+    work: StageWork  # work of the distinct stages
     places: StagePlaces
 
     def rows(self, rows: Rows) -> "PricedSystems":
@@ -119,7 +119,7 @@ def price_systems(work: StageWork, systems: System, *, dtype: Any = float) -> Pr
     costs = jax.tree.map(many_values, work_costs(distinct, many_systems(systems)))
     costs = places.spread(jax.tree.map(lambda leaf: np.asarray(leaf, dtype), costs))
     size = len(np.asarray(systems.gpus_per_node))
-    # a value that all share is broadcast: the engine keeps it once
+    # a value that all systems share is broadcast, so that the engine stores it once
     costs = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (size, *leaf.shape[1:])), costs)
     return PricedSystems(costs, systems, distinct, places)
 
@@ -145,11 +145,11 @@ def resource_shares(
     program: Program, priced: PricedSystems, *, slowed: Slowed | None = None
 ) -> tuple[Makespans, Float[NumpyArray, "batch resources"]]:
     """Return step times (batch) [s], and shares (batch, resources) of the critical path."""
-    # `priced` has the costs with slow workers. Shares are in the order of `POWER` and sum to 1.
+    # The costs of `priced` include slow workers. Shares are in the order of `POWER` and sum to 1.
     systems = priced.systems
     size = len(np.asarray(systems.gpus_per_node))
     times, counts = makespans_and_grad(program, priced.costs, batch_size=size)
-    # no system has the factor of fused pairs; it is in the counts of their ops
+    # the counts of ops in fused pairs include the pair factor, which depends on no system
     counts = unchecked_costs({**vars(counts), "pair_factor": None})
     work_counts = priced.places.gather(counts if slowed is None else slowed.counts(counts))
     parts = [slice(start, start + PART) for start in range(0, size, PART)]
@@ -162,8 +162,8 @@ def resource_shares(
 def _slopes(
     priced: PricedSystems, counts: Costs, rows: slice
 ) -> Float[NumpyArray, "rows resources"]:
-    """Return derivatives of step times by each resource, given the counts of critical costs."""
-    # a step time is the sum of count * cost: its derivative is the sum of count * that of the cost
+    """Return derivatives of step times by each resource, from counts on the critical path."""
+    # step time = sum of count * cost, so its derivative is the sum of count * (slope of the cost)
     systems = many_systems(_select(priced.systems, rows), slopes=True)
     size = len(np.asarray(priced.systems.gpus_per_node)[rows])
     slopes = {name: np.zeros(size) for name in POWER}
@@ -177,20 +177,20 @@ def _slopes(
 
 
 def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
-    """Reduce work to distinct stages and boundaries; also return each stage's index in them."""
-    # Stages with equal leaves of `unplaced` and of the fields in `names` cost the same; so do
-    # boundaries with equal `links`. Of equal stages the first is the example: stages a b b b c have
-    # the examples 0 1 4, and the indices 0 1 1 1 2 among these.
+    """Reduce work to distinct stages and boundaries; also return the index of each among these."""
+    # Stages cost the same if they have equal leaves of `unplaced` and of the fields in `names`.
+    # Boundaries cost the same if they have equal `links`. The first of equal stages is the example:
+    # stages a b b b c have the examples 0 1 4, and the indices 0 1 1 1 2 among these.
     stages = work.stages
-    # where a stage is matters only to stages with copies, and to the two ends of the pipeline
+    # the place of a stage matters only if it has copies, or is at an end of the pipeline
     has_no_place = (stages.nearest == stages.farthest) & (stages.first + stages.last == 0)
     unplaced = stages._replace(
         nearest=np.where(has_no_place, 0.0, stages.nearest),
         farthest=np.where(has_no_place, 0.0, stages.farthest),
         senders=np.zeros(()),
         receivers=np.zeros(()),
-        before=np.zeros(()),  # the kinds of layers follow from it, and are there
-        mtp_before=np.zeros(()),  # the bytes of messages follow from it, and are there
+        before=np.zeros(()),  # matters only for the kinds of layers, which are compared
+        mtp_before=np.zeros(()),  # matters only for the bytes of messages, which are compared
     )
     names = "layers", "recomputed", "layers_again", "heads", "parameters", "offload_bytes"
     leaves, structure = jax.tree.flatten((unplaced, *(getattr(work, name) for name in names)))
@@ -211,7 +211,7 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
 
 
 def _distinct(rows: Any) -> tuple[Int[NumpyArray, " new"], Int[NumpyArray, " columns"]]:
-    """Return the positions of the distinct columns, and each column's index among those."""
+    """Return the positions of distinct columns, and the index of each column among these."""
     # one row [7 5 7]: the distinct columns 5, 7 are at positions [1 0]; indices are [1 0 1]
     _, examples, indices = np.unique(np.stack(rows), axis=1, return_index=True, return_inverse=True)
     return examples, indices.ravel()

@@ -28,8 +28,9 @@ from pipejax.schedules.table.table import ScheduleTable
 
 # Parts of any step that sum to its time.
 #
-# The mean worker computes for a part of the step and waits for the rest. Each reason to wait has
-# the time by which the step grows when the run gets this reason too. So the parts sum to the step:
+# The mean worker computes for a part of the step and waits for the rest. Each reason to wait is
+# added to a run with all earlier reasons, and its part is the growth of the step. So the parts sum
+# to the step:
 #
 #     equal stages, no messages            compute + start + gaps + end
 #     rules of the table among usual ops   + rules
@@ -37,30 +38,30 @@ from pipejax.schedules.table.table import ScheduleTable
 #     stages as they are                   + imbalance
 #     messages that use no resource        + messages
 #     links as they are                    + blocking
-#     offloads, sharding, exchange, update + the seconds that nothing hides of each, then of lanes
+#     offloads, sharding, exchange, update + the exposed time of each, then of each lane
 #
-# Only the two kinds of unevenness can be negative: a schedule may run faster on stages that differ.
+# Uneven microbatches and imbalance can be negative, as uneven stages may suit a schedule.
 
-# texts and cost fields of each part, in the order in which parts are added
+# {part: its texts and cost fields}, in the order in which parts are added
 PART_RECORDS: Mapping[str, Mapping[str, Any]] = load_json(
     Path(__file__).with_name("step_parts.json")
 )
-# times added to ops alone: fields of `Costs`; none for blocking, which the links add
+# {reason to wait: fields of `Costs` that it adds}; blocking adds no field, but the link model
 WAITS: Mapping[str, tuple[str, ...]] = {
     name: tuple(record["adds"]) for name, record in PART_RECORDS.items() if "adds" in record
 }
-LANE = "lane "  # prefix of a part of a lane that a table declares
-RULES = "rules"  # part of the rules of a table
+LANE = "lane "  # prefix of the part of a lane that a table declares
+RULES = "rules"  # name of the part of a table's ordering rules
 
 
 @short_repr
 class Part(NamedTuple):
-    """A part of a step's time, such as messages, and how much it adds.
+    """A part of a step's time, such as messages.
 
     Attributes:
       name: compute, start, gaps, end, uneven microbatches, imbalance, one of `WAITS`, rules of the
         table among usual ops, or a lane.
-      seconds: time that it adds to the step [s].
+      seconds: time that the part adds to the step [s].
       meaning: the part in words.
     """
 
@@ -70,7 +71,7 @@ class Part(NamedTuple):
 
 
 def _waits(table: ScheduleTable) -> Mapping[str, tuple[str, ...]]:
-    """Return the cost fields that each kind of wait adds: `WAITS`, then lanes beside compute."""
+    """Return {reason to wait: cost fields that it adds}: `WAITS`, then lanes beside compute."""
     phases = table.grammar.custom_phases
     lanes = dict.fromkeys(phase.kind.lane for phase in phases if phase.kind.lane != COMPUTING)
     fields = {lane: tuple(p.kind.time for p in phases if p.kind.lane == lane) for lane in lanes}
@@ -84,7 +85,7 @@ def step_parts(evaluation: Evaluation) -> list[Part]:
       evaluation: a run.
 
     Returns:
-      All parts in the order in which they are added, also those of 0 s.
+      All parts in the order in which they are added, including parts of 0 s.
 
     Example:
       >>> import pipejax as pj
@@ -94,16 +95,18 @@ def step_parts(evaluation: Evaluation) -> list[Part]:
       [('compute', 15.0), ('start', 1.875), ('end', 1.875), ('imbalance', 2.25), ('messages', 1.0)]
     """
     check_types(evaluation=(evaluation, Evaluation))
-    keys = ("meaning", "forward_meaning")[: 1 + evaluation.table.grammar.forward_only]
     parts = []
     for name, seconds in _part_growths(evaluation):
         record = PART_RECORDS.get(name, {"meaning": f"ops on {name}"})
-        parts.append(Part(name, seconds, [record[key] for key in keys if key in record][-1]))
+        meaning = record["meaning"]
+        if evaluation.table.grammar.forward_only:
+            meaning = record.get("forward_meaning", meaning)
+        parts.append(Part(name, seconds, meaning))
     return parts
 
 
 def without_rules(table: ScheduleTable) -> ScheduleTable | None:
-    """Remove a table's ordering rules that pass no data between ops; None if it has none."""
+    """Remove the rules among usual phases that a table adds. Return None if it adds no rules."""
     rules = table.grammar.rules
     other_rules = [rule for rule in rules if {rule.consumer, *rule.producers} - {*Phase}]
     if len(other_rules) == len(rules):
@@ -137,29 +140,30 @@ def _part_growths(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
 
 
 def _start_and_gaps(table: ScheduleTable, program: Program, run: HostRun) -> tuple[float, float]:
-    """Return mean idle times [s] of a worker: to its first backward, and on to its last forward."""
-    # Without backwards, the first forward takes the place of the first backward.
-    # Ops of a row run one after the other: the idle time up to the end of an op is this end less
-    # the durations so far. Durations 1 2, ends 1 5: idle 0, then 5 - (1 + 2) = 2.
+    """Return mean idle times [s] of a worker: start (to its first backward), and gaps."""
+    # Gaps are idle times from the first backward to the last forward. Without backwards, the first
+    # forward takes the place of the first backward.
+    # Ops of a row run one after the other. So the idle time up to the end of an op is this end
+    # minus the durations so far. Durations 1 2 and ends 1 5 give idle times 0 and 5 - (1 + 2) = 2.
     nodes = program.node_of_cell  # (workers, slots); empty slots are the source, at time 0
     idle = run.finish[nodes] - run.duration[nodes].cumsum(axis=1)
     is_backward, is_forward = (
         np.isin(table.phase, phases) | np.isin(table.partners.phase, phases)
         for phases in (INPUT_GRADS, (Phase.F,))
     )
-    # argmax is the first True; of the reversed row, the last one from its end
+    # argmax is the index of the first True; in the reversed row, that of the last True from the end
     first_backward = (is_backward if is_backward.any() else is_forward).argmax(axis=1)
     last_forward = nodes.shape[1] - 1 - is_forward[:, ::-1].argmax(axis=1)
     last_forward = np.where(is_forward.any(axis=1), last_forward, 0)
     workers = np.arange(len(nodes))
-    start = idle[workers, first_backward]  # 0 in a row without backwards: all idle time is the end
+    start = idle[workers, first_backward]  # 0 without backwards, so all idle time is in the end
     gaps = np.maximum(idle[workers, last_forward] - start, 0.0)
     return float(start.mean()), float(gaps.mean())
 
 
 def _levels(evaluation: Evaluation, costs: Costs) -> Iterator[tuple[str, tuple[Costs, Links]]]:
-    """Yield causes of idle time, each with costs and links of a run with all causes up to it."""
-    # `costs` are those of compute ops alone, with all differences of microbatches and stages.
+    """Yield (reason to wait, costs and links of a run with this and all earlier reasons)."""
+    # `costs` are costs of compute ops alone, with all differences of microbatches and stages.
     links = Links("delay")
     yield "uneven microbatches", (with_equal_stages(costs, evaluation.table), links)
     yield "imbalance", (costs, links)
@@ -171,7 +175,7 @@ def _levels(evaluation: Evaluation, costs: Costs) -> Iterator[tuple[str, tuple[C
 
 
 def with_equal_stages(costs: Costs, table: ScheduleTable, *, microbatches: bool = False) -> Costs:
-    """Set op times to their mean over stages; with `microbatches`, over microbatches too."""
+    """Set op times to their mean over stages, and over microbatches if `microbatches`."""
     leaves = {}
     for name in (*ScaledFields.from_table(table).words["compute"], "pair_factor"):
         value = getattr(costs, name)
@@ -202,18 +206,18 @@ class StepReport:
 
     Attributes:
       step_time: [s].
-      breakdown: seconds by part, which sum to the step time: compute, host (the accelerator waits
-        for it), tensor, context, expert (collectives of layers that compute does not hide), weights
-        (gathered layer by layer), bubble, messages, offloads, gradients (their exchange),
-        optimizer (with the weights gathered after it).
-      accelerators: of the whole job.
-      precision: of the products, whose peak MFU refers to.
-      mfu: share of that peak that the model's FLOP reach, in [0, 1].
-      flops_per_accelerator: the model's FLOP per second and accelerator.
-      tokens_per_second: of the whole job.
-      bands: bounds of the step time by percent, from the system's calibration [s].
-      cost_per_step: None if the system has no price [USD].
-      cost_per_token: None if the system has no price [USD].
+      breakdown: {part: seconds}; the parts sum to the step time. They are compute, host (the
+        accelerator waits for the host), tensor, context and expert (collectives of layers that
+        compute does not hide), weights (gathered layer by layer), bubble, messages, offloads,
+        gradients (exchange of gradients), and optimizer (with the weights gathered after it).
+      accelerators: number of accelerators of the whole job.
+      precision: precision of the matrix products; MFU refers to the peak in this precision.
+      mfu: model FLOP per second divided by the peak, in [0, 1].
+      flops_per_accelerator: model FLOP per second and accelerator.
+      tokens_per_second: tokens per second of the whole job.
+      bands: {percent: bounds of the step time [s]} from the system's calibration.
+      cost_per_step: price of a step [USD]; None if the system has no price.
+      cost_per_token: price of a token [USD]; None if the system has no price.
     """
 
     step_time: float
@@ -229,7 +233,7 @@ class StepReport:
 
 
 def step_report(evaluation: Evaluation, workload: Workload, system: System) -> StepReport:
-    """Report the parts of a step's time, its throughput and price.
+    """Report the parts of a step's time, its throughput and its price.
 
     Args:
       evaluation: the run, priced by `stage_costs` of the same workload and system.
@@ -237,7 +241,7 @@ def step_report(evaluation: Evaluation, workload: Workload, system: System) -> S
       system: the machine.
 
     Returns:
-      Its breakdown, MFU, tokens per second, price, and bands where the system is calibrated.
+      Breakdown, MFU, tokens per second and price; bands, if the system is calibrated.
 
     Raises:
       ValueError: if the evaluation was priced in another way.
@@ -261,7 +265,7 @@ def step_report(evaluation: Evaluation, workload: Workload, system: System) -> S
     accelerators = workload.accelerators_per_worker * workload.data_parallel * evaluation.workers
     tokens = sequences * float(workload.model.sequence)
     flop = model_flop(workload.model, sequences, workload.layout(evaluation.table))
-    if evaluation.table.grammar.forward_only:  # a backward has two products for each of a forward
+    if evaluation.table.grammar.forward_only:  # a forward has a third of the products of a step
         flop = model_flop(workload.model, sequences) / 3
     price = float(system.price) * accelerators * step if float(system.price) > 0 else None
     return StepReport(
@@ -284,7 +288,7 @@ def mfu(flop: Number, step_time: Number, accelerators: Number, peak: Number) -> 
 
 
 def bands(system: System, step_time: float) -> dict[str, tuple[float, float]]:
-    """Return ranges of a step time [s] by percentage; none if the system has no calibration."""
+    """Return {percent: range of the step time [s]}; empty if the system has no calibration."""
     if system.calibration is None:
         return {}
     return {
@@ -294,7 +298,7 @@ def bands(system: System, step_time: float) -> dict[str, tuple[float, float]]:
 
 
 def breakdown(evaluation: Evaluation, workload: Workload, system: System) -> dict[str, float]:
-    """Divide a step's time into parts [s], with compute divided into kernels, host and so on."""
+    """Return {part: seconds} of a step, with compute divided into kernels, host and so on."""
     program, costs = evaluation.program, stage_parts(workload, system, evaluation.table)
     compute = {
         name: float(busy_times(program, np.asarray(cost_vector(program, costs[name]))).mean())
@@ -306,7 +310,7 @@ def breakdown(evaluation: Evaluation, workload: Workload, system: System) -> dic
             f"{evaluation.schedule} was not priced by this workload and system: evaluate it with "
             "the costs that stage_costs gives for them"
         )
-    # parts of the user's lanes and rules keep their names; others add up to lines of the report
+    # lanes and rules of the table keep their names; other parts add up to the lines of the report
     lanes = {name: seconds for name, seconds in parts.items() if name.startswith((LANE, RULES))}
     lines: dict[str, float] = {}
     for name, record in PART_RECORDS.items():
@@ -318,7 +322,8 @@ def breakdown(evaluation: Evaluation, workload: Workload, system: System) -> dic
 # Smallest changes that make a workload fit: sequence parallelism, ZeRO, recomputation.
 
 Change = Mapping[str, Any]
-# possible changes and their cost rank: each is above the sum of all before it
+# {change: cost rank}: a rank is above the sum of all smaller ranks, so one costly change is worse
+# than all cheaper changes together
 COST_RANKS: Mapping[tuple[str, Any], int] = {
     ("sequence_parallel", True): 0,
     ("zero", 1): 1,
@@ -330,10 +335,10 @@ COST_RANKS: Mapping[tuple[str, Any], int] = {
 
 
 def fitting_change(
-    workload: Workload, table: ScheduleTable, room: float, launcher: str | None = None
+    workload: Workload, table: ScheduleTable, limit: float, launcher: str | None = None
 ) -> Change | None:
-    """Find the change of least cost rank with which a workload fits in `room` bytes, or None."""
-    # A change sets fields of the workload. If a launcher is named, it must run the changed
+    """Find the cheapest change with which a workload fits in `limit` bytes. Return None if none."""
+    # A change is {field of the workload: value}. If a launcher is named, it must run the changed
     # workload.
 
     def rank(change: Change) -> tuple[int, int]:
@@ -342,19 +347,19 @@ def fitting_change(
     for change in sorted(_changes(workload), key=rank):  # the least cost, then the fewest fields
         changed = dataclasses.replace(workload, **change)
         lacks = launches(changed, table, launcher)[0].lacks if launcher else ()
-        if not lacks and memory_bytes(changed, table).max() <= room:
+        if not lacks and memory_bytes(changed, table).max() <= limit:
             return change
     return None
 
 
 def _changes(workload: Workload) -> Iterator[dict[str, Any]]:
-    """Yield each combination of possible changes to save memory, as fields of the workload."""
+    """Yield each combination of changes that save memory, as {field of the workload: value}."""
     values: dict[str, list[Any]] = {name: [None] for name, _ in COST_RANKS}
     if workload.tensor_parallel > 1 and not workload.sequence_parallel:
         values["sequence_parallel"].append(True)
     if workload.data_parallel * workload.context_parallel > 1:
         values["zero"].extend(range(workload.zero + 1, 4))
-    # flash attention writes no scores out that could be recomputed
+    # flash attention stores no scores that could be recomputed
     if workload.recompute == "none" and not workload.model.flash_attention:
         values["recompute"].append("selective")
     if not workload.recomputation.layers:

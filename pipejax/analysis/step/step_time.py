@@ -1,10 +1,9 @@
-"""Predicted step times of measured runs, and their exact gradients by a system's numbers.
+"""Predicted step times of measured runs, and their exact gradients by the numbers of a system.
 
-The work of every row is counted on the host, once, for no number of a system changes it. Rows whose
-work differs in numbers alone are priced by one compiled function of a matrix, with stages padded.
-Each program then solves the costs of all its rows, under all values of the numbers, as one batch.
-With the counts of costs on the critical path the step time is a sum of costs, so that one reverse
-pass gives the gradient by all numbers.
+A row is a measured run. Its work is counted once on the host, because no number of a system changes
+it. Rows of one structure are padded to equal numbers of stages, and priced together. Each program
+then solves the costs of all its rows, for all values of the numbers, as one batch. The step time is
+the sum of the costs on the critical path, so one reverse pass gives the gradient by all numbers.
 """
 
 import dataclasses
@@ -41,7 +40,7 @@ from pipejax.schedules.cells.ops import STEP_END
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
-MAX_PAIRS = 2048  # pairs of a row and a set of values that are priced at once
+MAX_PAIRS = 2048  # largest number of pairs (row, set of values) that are priced at once
 
 Rows = Int[NumpyArray, " rows"]
 Leaves = dict[str, Array]
@@ -59,29 +58,29 @@ class RowInputs(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A row's own numbers of the machine, and the group whose layer factor it uses."""
+    """Numbers of the machine that a row states, and the group whose layer factor it uses."""
 
-    gpus_per_node: Number  # 0 for that of the system
-    # of messages within a node and between nodes, 0 for that of the system [B/s]
-    node_bandwidth: Number
-    network_bandwidth: Number
-    layer_groups: tuple[Number, ...]  # 1 for the group of its layers, 0 for others
+    # 0 stands for the number of the system
+    gpus_per_node: Number
+    node_bandwidth: Number  # bandwidth of messages within a node [B/s]
+    network_bandwidth: Number  # bandwidth of messages between nodes [B/s]
+    layer_groups: tuple[Number, ...]  # one-hot: 1 at the group of the row
 
 
 class RowBatch(NamedTuple):
     """Measured rows of one structure, which are priced together."""
 
     rows: Rows  # indices among all rows
-    inputs: tuple[StageWork, Setting]  # of each; all arrays have the axis of rows first
+    inputs: tuple[StageWork, Setting]  # arrays have the axis of rows first
     fields: tuple[str, ...]  # fields of `Costs` that the programs read
-    # with the rows of the batch that run it, and whether steps overlap in these rows
+    # (program, rows of the batch that run it, whether steps overlap in these rows)
     programs: tuple[tuple[Program, Rows, bool], ...]
-    ops: tuple[tuple[str, Rows, Rows], ...]  # of profiles: field of `Costs`, rows, and their stages
+    ops: tuple[tuple[str, Rows, Rows], ...]  # (field of `Costs`, rows of profiles, their stages)
 
     def predict_and_grad(
         self, system: System, names: Sequence[str], values: Values
     ) -> tuple[Float[NumpyArray, "batch rows"], Float[NumpyArray, "batch rows values"]]:
-        """Return step times [s] of the rows for each set of values, and their slopes."""
+        """Return step times [s] of the rows for each set of values, and slopes by the values."""
         from pipejax.engine.batched.pricing import path_slopes, priced_on_host
 
         size, rows = len(values), len(self.rows)
@@ -106,8 +105,9 @@ def _price_row(
     values: Sequence[Number],
     inputs: tuple[StageWork, Setting],
 ) -> Costs:
-    """Return a row's costs of some fields, from values of numbers, then a factor by layer group."""
-    # `shared` are the system, names of its numbers, and the fields.
+    """Return a row's costs in the requested fields."""
+    # `shared` is (system, names of its numbers, fields). `values` holds the values of these
+    # numbers, then a factor of layer times for each group of layers.
     (system, names, fields), (work, setting) = shared, inputs
     for name, number in zip(names, values, strict=False):
         system = override_number(system, name, number)
@@ -122,7 +122,7 @@ def _price_row(
 
 
 class StepTimes:
-    """Step times (or, for rows of a profile, op times) of measured rows on any system."""
+    """Step times of measured rows on any system; rows of a profile have op times instead."""
 
     def __init__(
         self,
@@ -133,8 +133,9 @@ class StepTimes:
         system: System | None = None,
     ) -> None:
         """Build the schedule and the inputs of every row."""
-        # `link` is the link model of rows that name none, `layer_group` (rows) the index of a
-        # factor for `predict_and_grad`, which plans schedules for the times of `system`.
+        # `link` is the link model of rows that name none. `layer_group` (rows) is the index of each
+        # row's layer factor in `predict_and_grad`. If `system` is given, planned schedules of
+        # `predict_and_grad` are ordered for the times on this system.
         check_types(rows=(rows, MeasuredRows))
         group = np.zeros(len(rows), int) if layer_group is None else layer_group
         timed = rows.op.tolist(), rows.stage.tolist(), rows.steps_overlap.tolist()
@@ -142,8 +143,8 @@ class StepTimes:
         self.workloads = row_workloads(rows)
         self.tables = row_tables(rows)
         self._builders = [schedules.find(name) for name in rows.schedule.tolist()]
-        # by row: `STEP` or the letter of an op, the stage of the op, and whether workers begin the
-        # next step without waiting for the others
+        # for each row: (`STEP` or the letter of an op, stage of the op, whether workers begin the
+        # next step without waiting for other workers)
         self._timed = [*zip(*timed, strict=True)]
         self._lower = functools.cache(lambda table, name: lower(table, link=name, step_end=True))
         self._links = [name or link for name in rows.link.tolist()]
@@ -159,7 +160,7 @@ class StepTimes:
             self.programs = list(map(self._program, range(self.size), self._costs(system)))
 
     def _program(self, row: int, costs: Costs) -> Program:
-        """Return a row's program; if its schedule is planned, with the order for these costs."""
+        """Return a row's program; a planned schedule is ordered for these costs."""
         builder, table = self._builders[row], self.tables[row]
         if not builder.planned:
             return self.programs[row]
@@ -172,7 +173,7 @@ class StepTimes:
 
     @functools.cached_property
     def batches(self) -> tuple[RowBatch, ...]:
-        """Group the rows by structure of their inputs, each group as arrays for one function."""
+        """Return a batch for each group of rows whose inputs have equal structure and shapes."""
         max_stages = max((inputs.stages.layers.shape[-1] for inputs in self.inputs), default=0)
         groups: dict[tuple[Any, ...], list[int]] = {}
         trees: list[tuple[StageWork, Setting]] = []
@@ -188,7 +189,7 @@ class StepTimes:
 
     def _make_batch(self, rows: Rows, trees: Sequence[tuple[StageWork, Setting]]) -> RowBatch:
         """Combine rows into a batch; their inputs have one structure and equal shapes."""
-        # rows of steps need the costs of their programs; rows of profiles need the cost of an op
+        # rows of steps need all costs of their programs; rows of profiles need the cost of one op
         timed = [self._timed[row] for row in rows]
         steps = [k for k, (op, _, _) in enumerate(timed) if op == STEP]
         programs = {k: self.programs[rows[k]] for k in steps}
@@ -230,10 +231,10 @@ class StepTimes:
     def predict_and_grad(
         self, system: System, names: Sequence[str], values: Values
     ) -> tuple[Float[NumpyArray, "batch rows"], Float[NumpyArray, "batch rows values"]]:
-        """Return all rows' step times [s] for each set of values, and their slopes by values."""
-        # A set holds the numbers of the system in `names`, NaN for the system's own, then a factor
-        # of layer times for each group of layers.
-        # without names and other text, which would cause further compilations
+        """Return all rows' step times [s] for each set of values, and slopes by the values."""
+        # A set holds values for the numbers of the system in `names` (NaN: unchanged), then a
+        # factor of layer times for each group of layers.
+        # names and other text are removed, because they would cause further compilations
         unnamed = dataclasses.replace(system, name="", source="", calibration=None)
         system = mapped(lambda leaf: np.asarray(leaf, float), unnamed)
         seconds = np.empty((len(values), self.size))
@@ -252,7 +253,7 @@ def _work(row: RowInputs) -> StageWork:
 
 
 def _with_setting(system: System, setting: Setting) -> System:
-    """Set a system's node size and bandwidths to those of a row's setting, where given."""
+    """Set the node size and the bandwidths of a system to those that a row states."""
     per_node = xp.where(setting.gpus_per_node > 0, setting.gpus_per_node, system.gpus_per_node)
     return dataclasses.replace(
         system,
@@ -269,7 +270,7 @@ def _with_rate(link: Link, rate: Number) -> Link:
 
 
 def row_workloads(rows: MeasuredRows) -> tuple[Workload, ...]:
-    """Return the workload that each measured row ran."""
+    """Return the workload of each measured row."""
     columns: dict[str, Sequence[Any]] = {
         "model": [rows.models[k] for k in rows.model.tolist()],
         "minibatch": (rows.microbatches * rows.microbatch_size).tolist(),
@@ -299,7 +300,6 @@ def row_tables(rows: MeasuredRows) -> tuple[ScheduleTable, ...]:
 
     @functools.cache
     def build_table(name: str, workers: int, per_worker: int, microbatches: int) -> ScheduleTable:
-        """Build a schedule of these sizes, once for all rows that have them."""
         options = {"stages_per_worker": per_worker} if per_worker > 1 else {}
         table = schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
         check_whole(table, "a measured row")
@@ -311,7 +311,7 @@ def row_tables(rows: MeasuredRows) -> tuple[ScheduleTable, ...]:
 
 
 def _inputs(workload: Workload, table: ScheduleTable, setting: Setting) -> RowInputs:
-    # texts of a model are part of a compiled function's key: without them equal models share one
+    # texts of a model are part of a compiled function's key; without texts, equal models share it
     model = dataclasses.replace(workload.model, name="", source="")
     stages = build_stages(table, assign_layers(workload, table))
     return RowInputs(
@@ -323,11 +323,11 @@ def _pad_stages(stages: Stages, num_stages: int) -> Stages:
     """Pad the stages axis to `num_stages` with empty stages, which are never read."""
     padding = [(0, 0)] * 2 + [(0, num_stages - np.shape(stages.layers)[-1])]
     padded = Stages(*(np.pad(leaf, padding[-np.ndim(leaf) :]) for leaf in stages))
-    return padded._replace(copies=np.maximum(padded.copies, 1.0))  # a group of none has no price
+    return padded._replace(copies=np.maximum(padded.copies, 1.0))  # 0 copies cannot be priced
 
 
 def _rows_by_op(timed: Sequence[tuple[str, int, bool]]) -> tuple[tuple[str, Rows, Rows], ...]:
-    """Group rows of profiles by op; return the op's cost field, the rows and their stages."""
+    """Group rows of profiles by op; return (cost field of the op, rows, their stages)."""
     row_ops, stages, _ = (np.array(column) for column in zip(*timed, strict=True))
     by_op = {op: np.flatnonzero(row_ops == op) for op in OPS}
     return tuple((PHASE_FIELDS[op], rows, stages[rows]) for op, rows in by_op.items() if len(rows))
@@ -343,7 +343,7 @@ def _program_fields(programs: Iterable[Program]) -> set[str]:
 def _rows_by_program(
     programs: Mapping[int, Program], overlaps: Sequence[bool]
 ) -> tuple[tuple[Program, Rows, bool], ...]:
-    """Group rows by program and overlap of steps; return each group's program, rows, overlap."""
+    """Group rows by program and overlap; return (program, rows, whether steps overlap)."""
     groups: dict[tuple[int, bool], list[int]] = {}
     for row, program in programs.items():
         groups.setdefault((id(program), overlaps[row]), []).append(row)
@@ -356,13 +356,13 @@ def _rows_by_program(
 def _solve(
     batch: RowBatch, costs: Mapping[str, NumpyArray]
 ) -> tuple[Float[NumpyArray, "batch rows"], dict[str, NumpyArray]]:
-    """Return step times (batch, rows) [s], and how often each cost is on the critical path."""
+    """Return step times (batch, rows) [s], and {field: counts of its costs on critical paths}."""
     from pipejax.engine.batched.pricing import filled
 
-    # Costs and counts have shape (batch, rows, ...), by field.
+    # Costs and counts are {field: (batch, rows, ...)}.
     counts = {name: np.zeros_like(leaf) for name, leaf in costs.items()}
     seconds = np.empty(costs["forward"].shape[:2])
-    for field, rows, stages in batch.ops:  # rows that are the time of one op: no program to solve
+    for field, rows, stages in batch.ops:  # rows of profiles are the time of one op
         seconds[:, rows] = costs[field][:, rows, stages]
         counts[field][:, rows, stages] = 1.0
     for program, rows, steps_overlap in batch.programs:
@@ -382,7 +382,7 @@ def _solve(
 
 
 def _solve_part(program: Program, steps_overlap: bool, leaves: Any) -> tuple[Any, Leaves]:
-    """Return step times (batch) and counts of critical costs, given costs (batch, ...)."""
+    """Return step times (batch) and {field: counts on critical paths}, from costs (batch, ...)."""
     from pipejax.engine.batched.makespans import makespans_and_grad
     from pipejax.engine.recurrence import longest_spans_and_grad
 
@@ -394,11 +394,11 @@ def _solve_part(program: Program, steps_overlap: bool, leaves: Any) -> tuple[Any
 
 
 def _program_index(rows: Rows, stages: int) -> Callable[[str, NumpyArray], tuple[Any, ...]]:
-    """Return a function that gives the index of the selected rows in a cost (batch, rows, ..)."""
-    # The index leaves out padding of the last axis: stages or, of message times, boundaries.
+    """Return a function from a cost (batch, rows, ..) to the index that selects these rows."""
+    # The index leaves out the padding of the last axis, which is the axis of stages, or of
+    # boundaries for message times.
 
     def index(name: str, leaf: NumpyArray) -> tuple[Any, ...]:
-        """Return the index that selects the rows from the costs of a field, without padding."""
         if leaf.ndim <= 2:
             return slice(None), rows
         return slice(None), rows, ..., slice(stages - 1 if name in MESSAGE_FIELDS else stages)

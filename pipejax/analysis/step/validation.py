@@ -30,9 +30,9 @@ class PredictionErrors(NamedTuple):
     Attributes:
       rows: number of measured rows.
       mape: mean of the absolute errors [%].
-      median: of the absolute errors [%].
+      median: median of the absolute errors [%].
       p90: 90 % quantile of the absolute errors [%].
-      bias: mean of the errors: above 0 where predictions are too slow or too large [%].
+      bias: mean of the errors [%]; above 0 if predicted times or sizes are too large.
       largest: the largest absolute error [%].
     """
 
@@ -47,7 +47,7 @@ class PredictionErrors(NamedTuple):
 def relative_errors(
     predicted: Float[NumpyArray, " rows"], measured: Float[NumpyArray, " rows"]
 ) -> Float[NumpyArray, " rows"]:
-    """Return errors predicted / measured - 1 (rows); NaN where nothing was measured."""
+    """Return errors predicted / measured - 1 (rows); NaN for rows without a measurement."""
     return np.asarray(predicted, float) / np.asarray(measured, float) - 1
 
 
@@ -79,14 +79,12 @@ def prediction_errors(
 class Predictions(NamedTuple):
     """Predictions for measured rows."""
 
-    seconds: Float[NumpyArray, " rows"]  # (rows) step time [s]
-    # (rows) memory of the fullest worker, NaN where it is not known [B]
-    memory_bytes: Float[NumpyArray, " rows"]
-    # (rows) lower end of the 90 % band of a step, NaN where there is none [s]
-    low: Float[NumpyArray, " rows"]
-    high: Float[NumpyArray, " rows"]  # (rows) its upper end [s]
-    # (rows) 1 if the row is predicted to fit in memory, 0 if not, NaN if that is not known;
-    # None for all rows if it is not asked for
+    # NaN stands for an unknown number
+    seconds: Float[NumpyArray, " rows"]  # step time [s]
+    memory_bytes: Float[NumpyArray, " rows"]  # memory of the fullest worker [B]
+    low: Float[NumpyArray, " rows"]  # lower end of the 90 % band of the step time [s]
+    high: Float[NumpyArray, " rows"]  # upper end of the 90 % band [s]
+    # 1 if the row is predicted to fit in memory, else 0; None if memory is not predicted at all
     fits: Float[NumpyArray, " rows"] | None = None
 
     def take(self, index: NumpyArray) -> "Predictions":
@@ -96,11 +94,11 @@ class Predictions(NamedTuple):
 
 @short_repr
 class MemoryVerdicts(NamedTuple):
-    """Quality of predictions of which runs end out of memory."""
+    """Quality of predictions that runs end out of memory."""
 
-    rows: int  # number of runs that did
-    precision: float  # share of the predicted ones that did [%]
-    recall: float  # share of those that did that was predicted [%]
+    rows: int  # number of runs that ended out of memory
+    precision: float  # share of the predicted failures that happened [%]
+    recall: float  # share of the measured failures that were predicted [%]
 
 
 @short_repr
@@ -109,9 +107,9 @@ class Ranking(NamedTuple):
 
     jobs: int  # number of jobs with at least two different layouts
     layouts: int  # number of layouts of these jobs
-    kendall: float  # tau of predicted and measured step times, mean over the jobs
+    kendall: float  # Kendall's tau of predicted and measured step times, mean over the jobs
     best_found: float  # share of the jobs whose best layout is also predicted as the best [%]
-    # measured time of the predicted best layout over the best, less 1; mean of jobs [%]
+    # measured time (predicted best layout / best layout) - 1, mean over the jobs [%]
     regret: float
     worst_regret: float  # largest regret of any job [%]
 
@@ -129,11 +127,11 @@ Predict = Callable[[MeasuredRows, System], Predictions]
 @with_short_repr("time memory coverage_90 measured predicted")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Validation:
-    """Measured runs and their predictions, to compare.
+    """Measured runs with their predictions.
 
     Attributes:
-      measured: the rows.
-      predicted: the predictions of each.
+      measured: the measured rows.
+      predicted: predictions for these rows.
     """
 
     measured: MeasuredRows
@@ -146,12 +144,12 @@ class Validation:
 
     @property
     def memory(self) -> PredictionErrors | None:
-        """Return error statistics of the fullest worker's memory; None if nothing is comparable."""
+        """Return error statistics of the fullest worker's memory; None if no row has both."""
         return _errors(self.predicted.memory_bytes, self.measured.memory_bytes)
 
     @property
     def out_of_memory(self) -> "MemoryVerdicts | None":
-        """Compare predicted and measured runs out of memory; None if none was measured."""
+        """Judge predictions of failures by memory; None if no failure was measured."""
         fits, is_measured = self.predicted.fits, self.measured.out_of_memory
         if fits is None or not is_measured.any():
             return None
@@ -162,7 +160,7 @@ class Validation:
 
     @property
     def errors(self) -> Float[NumpyArray, " rows"]:
-        """Return each row's error predicted / measured - 1 of the step time (rows)."""
+        """Return (rows) errors of the step time, predicted / measured - 1."""
         return relative_errors(self.predicted.seconds, self.measured.seconds)
 
     @property
@@ -189,7 +187,7 @@ class Validation:
 
     @property
     def ranking(self) -> Ranking | None:
-        """Compare predicted and measured order of each job's layouts; None if no job has two."""
+        """Compare predicted and measured ranking of each job's layouts; None if no job has two."""
         means = self.by_configuration
         is_finite = np.isfinite(means.errors)
         rows, times = means.measured.take(is_finite), means.predicted.seconds[is_finite]
@@ -213,7 +211,7 @@ class Validation:
 
     @property
     def names(self) -> NumpyArray:
-        """Return each row's group, preceded by its file if there are several files (rows)."""
+        """Return (rows) the group of each row, as "file: group" if there are several files."""
         pairs = zip(self.parts, self.measured.group, strict=True)
         return np.array(
             [part if group in ("", part) else f"{part}: {group}" for part, group in pairs]
@@ -221,13 +219,13 @@ class Validation:
 
     @property
     def parts(self) -> NumpyArray:
-        """Return each row's file if there are several files, else its group (rows)."""
+        """Return (rows) the file of each row if there are several files, else its group."""
         files = np.array([Path(file).stem for file in self.measured.file])
         return files if len(set(files)) > 1 else self.measured.group
 
     @property
     def groups(self) -> "dict[str, Validation]":
-        """Return the rows of each group by name of the group, in the order of the rows."""
+        """Return {group: its rows}, in the order of the rows."""
         names = self.names
         return ResultDict({x: self.take(names == x) for x in dict.fromkeys(names.tolist())})
 
@@ -268,13 +266,13 @@ def _errors(
     return prediction_errors(predicted[has_both], measured[has_both]) if has_both.any() else None
 
 
-LARGE = ("nanotron_h100",)  # tables that take longer than all others, and are asked for by name
+LARGE = ("nanotron_h100",)  # tables that take longest, and so are left out by default
 
 
 def measured_tables(*, large: bool = False, unseen: bool = False) -> tuple[Path, ...]:
-    """List the files of measured rows that come with pipejax; `LARGE` ones only if asked for.
+    """List the files of measured rows that come with pipejax, without `LARGE` files by default.
 
-    No number is fitted to the `unseen` ones.
+    With `unseen`, list the files to which no number is fitted.
     """
     paths = sorted((DATA / "measured" / ("unseen" if unseen else "")).glob("*.csv"))
     return tuple(path for path in paths if large or path.stem not in LARGE)
@@ -292,9 +290,9 @@ def validate(
 
     Args:
       data: files of measured rows, or `MeasuredRows`; by default all tables that come with pipejax.
-      system: the machine, its name or its file; by default the one that each row names.
-      stack: name or file of the software; by default the one that each row names. Not allowed with
-        `MeasuredRows`.
+      system: a machine, or its name or file; by default the machine that each row names.
+      stack: name or file of the software; by default the software that each row names. Not allowed
+        with `MeasuredRows`.
       link: link model of messages, or `Links`.
       predict: function from rows and a machine to predictions; by default the cost model.
 
@@ -303,7 +301,7 @@ def validate(
       `worst(count)`.
 
     Raises:
-      ValueError: if a row is wrong, or names no system where none is given.
+      ValueError: if a row is wrong, or if a row names no system and `system` is None.
       OSError: if a file cannot be read.
 
     Example:
@@ -328,13 +326,13 @@ def validate(
     if machine is None and is_nameless.any():
         k = int(np.argmax(is_nameless))
         raise wrong("system", f"must be given: {rows.file[k]}, row {rows.row[k]}, names none")
-    if machine is not None and machine.calibration is None:  # a fit replaces what rows name
+    if machine is not None and machine.calibration is None:  # a calibrated one may replace them
         _warn_overridden(rows, machine.name)
     return Validation(rows, _predict(rows, machine, predict))
 
 
 def judge(ours: Validation, path: str | Path) -> tuple[Validation, Validation]:
-    """Compare with another simulator: return its predictions, and ours, of the rows it predicts.
+    """Return the predictions of another simulator, and ours for the rows that it predicts.
 
     Args:
       ours: rows of one file, with our predictions.
@@ -361,7 +359,7 @@ def _read(data: str | Path | Sequence[str | Path], stack: str | Path | None) -> 
 
 
 def _warn_overridden(rows: MeasuredRows, system: str) -> None:
-    """Warn about rows that name another system than the system that predicts them."""
+    """Warn about rows that name another system than `system`."""
     other_rows = rows.system[(rows.system != "") & (rows.system != system)]
     if len(other_rows):
         names = ", ".join(dict.fromkeys(other_rows.tolist()))
@@ -373,8 +371,8 @@ def _warn_overridden(rows: MeasuredRows, system: str) -> None:
 
 
 def _predict(rows: MeasuredRows, system: System | None, predict: Predict) -> Predictions:
-    """Predict rows by system and stack; raise if a measured number has no prediction."""
-    # Without a system, each row has the one that it names.
+    """Predict rows in groups of equal system and stack; each measured number needs a prediction."""
+    # Without a system, each row is predicted on the system that it names.
     predictions = Predictions(*(np.full(len(rows), np.nan) for _ in Predictions._fields))
     names = rows.system if system is None else np.full(len(rows), system.name)
     for name, stack in dict.fromkeys(zip(names.tolist(), rows.stack.tolist(), strict=True)):
@@ -410,7 +408,7 @@ def predicted_by_costs(
 
 
 def check_machine_of_rows(rows: MeasuredRows, system: System) -> None:
-    """Refuse rows if the system lacks a number they need, such as a peak in FP8."""
+    """Refuse rows if the system lacks a number that they need, such as a peak in FP8."""
     for k, workload in enumerate(row_workloads(rows)):
         try:
             check_machine(workload, system)

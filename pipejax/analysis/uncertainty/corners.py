@@ -23,14 +23,14 @@ class Corners:
     """Runs of a program at several sets of costs. Times are seconds, arrays are NumPy's.
 
     Attributes:
-      names: of the corners.
-      target: time at which the step must end; None for the makespan of each corner.
+      names: names of the corners.
+      target: time at which the step must end; None if each corner has its makespan as target.
       makespan: (corners) last end over all ops.
       total_negative_slack: (corners) sum over workers of min(0, target - last end); 0 without a
         target.
       slack: (corners, nodes) longest delay of each node that keeps the target.
       worst_slack: (nodes) smallest slack over the corners.
-      binding: (nodes) index of the corner with the smallest slack, the first at a tie.
+      binding: (nodes) index of the corner with the smallest slack; at a tie, the first corner.
     """
 
     names: tuple[str, ...]
@@ -51,13 +51,13 @@ def corners(
 
     Args:
       program: lowered schedule.
-      costs: unbatched costs by the name of their corner, as `scaled_costs` returns them.
-      target: time at which the step must end [s]. Without one, slack is against each corner's own
-        makespan: a node without slack is critical in some corner.
+      costs: unbatched costs by name of the corner, as `scaled_costs` returns them.
+      target: time at which the step must end [s]. Without a target, the slack of each corner
+        refers to its makespan, and a node without slack is critical in some corner.
 
     Returns:
-      Makespans, total negative slack and slack of all corners, in float64; equal to `slack` and
-      `total_negative_slack` of each to the last bit. Nothing is compiled.
+      Makespans, total negative slack and slack of all corners, in float64. They equal the results
+      of `slack` and `total_negative_slack` to the last bit. Nothing is compiled.
 
     Raises:
       ValueError: if there is no corner, or as `slack`.
@@ -81,7 +81,7 @@ def corners(
     seconds = None if target is None else float(checked_seconds("target", target))
     for corner in costs.values():
         corner.check_values()
-        program = program_for(program, corner)  # per microbatch if one corner needs it
+        program = program_for(program, corner)  # costs by microbatch, if a corner has such costs
     in_float64 = partial(mapped, lambda leaf: np.asarray(leaf, np.float64))
     vectors = np.stack([cost_vector(program, in_float64(corner)) for corner in costs.values()])
     preds = np.asarray(program.preds)

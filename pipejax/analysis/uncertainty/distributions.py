@@ -1,7 +1,7 @@
 """Distributions of random factors on durations, by name; all have mean 1.
 
-A distribution is a table: the factor at each of many standard normal scores. So one compiled
-sampler serves all, and runs with one seed compare. With spread 0 every factor is exactly 1.
+A distribution is a table of the factors at many standard normal scores. All distributions use the
+same random scores, so runs with one seed compare. With spread 0 every factor is exactly 1.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from pipejax.base.checks import check_types, is_number, resolve_name
 from pipejax.base.display import short_repr
 
 LARGEST_SCORE = 6.0  # normal scores in single precision stay below 5.5
-KNOTS = 4097  # of a table; a line between two of them is off by less than a millionth
+KNOTS = 4097  # entries of a table; linear interpolation between them errs below a millionth
 SMALLEST_SPREAD = 1e-9  # smaller spreads vanish in single precision
 NORMAL_LIMIT = 0.25  # four standard deviations to 0: cutting there takes 0.06 % off the spread
 
@@ -72,10 +72,11 @@ class Distribution:
 
     Attributes:
       name: one of `DISTRIBUTIONS`.
-      spread: standard deviation; of "normal" 0.06 % less where it is largest.
+      spread: standard deviation; that of "normal" is up to 0.06 % smaller, as its ends are cut.
 
     Raises:
-      ValueError: if the name is unknown, or the spread negative or too large for it.
+      ValueError: if the name is unknown, or the spread is negative or above the distribution's
+        limit.
     """
 
     name: str = "lognormal"
@@ -105,8 +106,8 @@ class Straggler:
     """A rare slowdown, which raises the mean duration by probability * (slowdown - 1).
 
     Attributes:
-      probability: probability of a slowdown, in each sample on its own.
-      slowdown: factor on durations then, at least 1.
+      probability: probability of a slowdown in a sample; samples are independent.
+      slowdown: factor on durations in a slow sample, at least 1.
 
     Raises:
       ValueError: if the probability is not in [0, 1], or the slowdown below 1 or not finite.
@@ -135,10 +136,10 @@ class Jitter:
     """Random factors on durations: several factors on the same op are multiplied.
 
     Attributes:
-      op: factor of each op, also of all-reduces and updates.
-      worker: factor of all ops of a worker in a sample, as of a slow accelerator; not of messages
-        and all-reduces.
-      message: factor of each message, of latency and transmit time alike.
+      op: factor of each op, all-reduce and update.
+      worker: factor of all ops of a worker in a sample, such as a slow accelerator; it does not
+        change messages and all-reduces.
+      message: factor of each message; it multiplies latency and transmit time.
       straggler: rare slowdown of a worker in a whole sample.
       op_straggler: rare slowdown of single ops.
     """

@@ -31,7 +31,7 @@ from pipejax.schedules.table.table import ScheduleTable
 MAX_BYTES = 1 << 28  # of durations and choices in one block
 GROUP = 64  # samples that are drawn together, from generators of their own
 MAX_GROUPS = 16  # groups that are evaluated together
-BYTES_OF_COLUMN = 60  # of a sample, an op or message: duration, finish, choice, path, count
+BYTES_OF_COLUMN = 60  # per sample and op or message: duration, finish, choice, path, count
 MAX_SAMPLES = 2**32
 BYTES_PER_SAMPLE = 40  # makespan, draw, and the copies that quantiles and ranks need
 LARGEST_SEED = 2**63 - 1
@@ -47,12 +47,12 @@ class Jittered:
     """Makespans of one schedule under jitter. Times are seconds, arrays are NumPy's.
 
     Attributes:
-      evaluation: the deterministic run, every factor 1.
+      evaluation: the deterministic run, in which every factor is 1.
       jitter: the distributions.
-      seed: of the random numbers.
+      seed: seed of the random numbers.
       makespans: (samples) makespan of each sample.
       node_share: (nodes) share of the samples in which a node is on the critical path.
-      message_share: (messages) the same for each message of the program.
+      message_share: (messages) share of the samples in which a message is on the critical path.
       replicas: number of pipelines in a sample, each with its own factors; the sample takes as long
         as the slowest of them.
       draws: (samples) index of the draw that was the slowest replica of each sample.
@@ -93,7 +93,8 @@ class Jittered:
         return float(np.quantile(self.makespans, level))
 
     def slowdown(self, level: float) -> float:
-        """Return a makespan quantile over the deterministic makespan; 1 if nothing takes time."""
+        """Return a makespan quantile divided by the deterministic makespan."""
+        # It is 1 if nothing takes time.
         return self.quantile(level) / self.deterministic if self.deterministic else 1.0
 
 
@@ -111,33 +112,33 @@ def jitter(
 ) -> Jittered:
     """Evaluate a schedule many times, each with random durations of its ops and messages.
 
-    Sample k has the same factor of a worker in all schedules with as many workers, and the same
-    factors of ops and messages in all schedules with the same ops, as GPipe and 1F1B. So one seed
-    compares schedules under the same jitter.
+    Schedules with equal numbers of workers get the same factors of workers in sample k. Schedules
+    with the same ops, such as GPipe and 1F1B, get the same factors of ops and messages. So one
+    seed compares schedules under the same jitter.
 
     Args:
       table: the schedule.
-      costs: unbatched costs [s]; the mean of each duration.
-      factors: distributions of the factors on them.
-      samples: number of samples; a larger number adds some and changes none.
-      seed: of the random numbers of NumPy's generator, which do not depend on the machine.
-      replicas: number of pipelines with their own factors; a sample takes as long as the slowest,
-        for their gradients meet in each step. Multiplies the running time.
+      costs: unbatched costs [s]: the means of the durations.
+      factors: distributions of the factors on durations.
+      samples: number of samples; a larger number adds samples and changes no earlier sample.
+      seed: seed of NumPy's random generator, whose numbers do not depend on the machine.
+      replicas: number of pipelines with factors of their own. A sample takes as long as the
+        slowest pipeline, as each step exchanges gradients. The running time is proportional.
       link: link model, or `Links`.
       max_bytes: memory of one block of samples, about [B]; it changes no result.
-      on_progress: called after each block with the samples that are done, all of them, and
-        "samples"; a bar in notebooks if None.
+      on_progress: called after each block with the number of finished samples, the number of all
+        samples, and "samples"; default: a bar in notebooks.
 
     Returns:
       The makespans, and how often each op and message is on the critical path.
 
     Raises:
-      ValueError: as `evaluate`; if samples, seed or max_bytes is no whole number in range, or a
+      ValueError: as `evaluate`; or if samples, seed or max_bytes is no whole number in range, or a
         makespan is too large for a float.
       ScheduleError: as `evaluate`.
 
     Cost:
-      For an op of a sample some 40 ns, half of them for random numbers; nothing is compiled.
+      Some 40 ns per op and sample, half of it for random numbers; nothing is compiled.
 
     Example:
       >>> import pipejax as pj
@@ -179,7 +180,7 @@ def jitter(
 
 
 class _Slowest:
-    """Each sample's slowest replica, with counts of ops and messages on its critical path."""
+    """Slowest replica of each sample, with counts of ops and messages on critical paths."""
 
     def __init__(self, samples: int, replicas: int) -> None:
         self.makespans = np.full(samples, -np.inf)
@@ -190,14 +191,14 @@ class _Slowest:
         self._replicas = replicas
 
     def add(self, start: int, values: Samples, on_path: Int[NumpyArray, "columns samples"]) -> None:
-        """Merge a block of draws, which begins at `start`: makespans [s] and counts on paths."""
-        # 2 replicas: draws 2 3 4 5 belong to samples 1 1 2 2. Sorted by sample, then makespan (of
-        # equals the earlier draw is last), the last row of each sample is its slowest replica.
+        """Merge a block of draws: number of its first draw, makespans [s], counts on paths."""
+        # 2 replicas: draws 2 3 4 5 belong to samples 1 1 2 2. Draws are sorted by sample, then by
+        # makespan, then with the earlier draw last. So the last draw of a sample is its slowest.
         draws = start + np.arange(len(values))
         samples = draws // self._replicas
         order = np.lexsort((-draws, values, samples))
         slowest = order[np.diff(samples, append=-1) != 0]
-        # a sample that an earlier block began counts again only if it gets slower
+        # a sample that began in an earlier block counts again only if this block is slower
         slowest = slowest[values[slowest] > self.makespans[samples[slowest]]]
         if not len(slowest):
             return
@@ -212,7 +213,7 @@ class _Slowest:
 def _blocks(
     per_op: PerOpCosts, factors: Jitter, workers: int, samples: int, seed: int, max_bytes: int
 ) -> Iterator[tuple[int, Samples, Int[NumpyArray, "columns samples"]]]:
-    """Yield blocks of samples: first sample, makespans (samples) [s], counts on their paths."""
+    """Yield blocks: first sample, makespans (samples) [s], counts on longest paths (columns)."""
     # A column is an op or a message. A group is 64 samples with random generators of their own, so
     # factors do not depend on the sizes of blocks: group 2 has samples 128 to 191.
     columns = len(per_op.ops) + len(per_op.messages) * len(per_op.message_seconds)
@@ -234,7 +235,7 @@ def _durations(
     def generator(stream: int) -> np.random.Generator:
         return np.random.default_rng([seed, stream, group])
 
-    # Rows of a smaller `count` are the first rows of a larger one. Factors of 1 are not drawn.
+    # The rows of a small `count` are the first rows of a larger `count`. Factors of 1 need no draw.
     def draw_factors(stream: int, distribution: Distribution, count: int) -> Any:
         """Draw `count` factors for each sample from a tabulated distribution."""
         if distribution.spread == 0:
@@ -281,15 +282,15 @@ class Robustness(NamedTuple):
     """A schedule's makespan and rank among schedules under the same jitter.
 
     Attributes:
-      schedule: name.
+      schedule: name of the schedule.
       deterministic: makespan without jitter [s].
       makespan: quantile of the makespan [s].
-      slowdown: that quantile relative to the deterministic makespan.
-      makespan_rank: 1 for the shortest quantile of the makespan; equals share a rank.
+      slowdown: quantile of the makespan, divided by the deterministic makespan.
+      makespan_rank: 1 for the shortest quantile of the makespan; equal quantiles share a rank.
       slowdown_rank: 1 for the smallest slowdown.
       fastest_share: share of the samples in which no other schedule is faster.
-      fits: whether its machine has the memory; schedules that do not fit rank after all that do,
-        and never count as the fastest.
+      fits: whether the schedule fits in the memory of its machine. Schedules that do not fit rank
+        after all others, and never count as the fastest.
     """
 
     schedule: str
@@ -310,10 +311,10 @@ def robustness(
     Args:
       runs: runs with the same distributions, seed, number of samples and replicas.
       quantile: quantile of the makespan that ranks the schedules, from 0 to 1.
-      fits: whether the machine of each run has enough memory; all if None.
+      fits: whether the machine of each run has enough memory; default: all machines have.
 
     Returns:
-      A row for each run, in their order.
+      A row for each run, in the order of the runs.
 
     Raises:
       ValueError: if there is no run, the quantile is not from 0 to 1, the runs differ in jitter,
@@ -362,9 +363,10 @@ def robustness(
 def jitter_dataset(runs: Mapping[str, Jittered]) -> "xr.Dataset":
     """Convert samples of schedules under the same jitter to a dataset of xarray.
 
-    It has makespan (schedule, sample), deterministic (schedule) [s], and settings as attributes.
+    The dataset has the variables makespan (schedule, sample) and deterministic (schedule) [s]. The
+    settings of the runs are its attributes.
     """
-    import xarray as xr  # an extra: the engine does without
+    import xarray as xr  # an optional dependency
 
     results = list(runs.values())
     robustness(results)  # refuses runs that are not comparable

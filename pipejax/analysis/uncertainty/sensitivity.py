@@ -1,8 +1,8 @@
 """Sensitivity: by how many percent the step time changes if a parameter changes by 1 %.
 
 An elasticity is d log(step time) / d log(parameter). The step time is a sum of times on the
-critical path, so those of latencies, and of seconds per FLOP and per byte, are the shares of the
-path that each resource takes: none is negative and they sum to 1 (Euler's identity).
+critical path. So the elasticity to a latency, or to the seconds per FLOP or byte, is the share of
+the path that this resource takes. These shares are not negative and sum to 1 (Euler's identity).
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ POWER: Mapping[str, int] = {
 }
 RESOURCES = tuple(POWER)
 EFFICIENCIES = tuple(name for name in FIELDS if name.endswith("efficiency"))
-# the numbers that every model has; the rest is static, or of some kinds of layers only
+# numbers that every model has; other fields are static, or belong to some kinds of layers only
 MODEL_PARAMETERS = tuple(part.name for part in dataclasses.fields(Model) if part.type == Number)
 PARAMETERS = (
     *RESOURCES,
@@ -60,8 +60,8 @@ class Sensitivity(NamedTuple):
 
     Attributes:
       step_time: [s].
-      elasticity: by parameter: d log(step time) / d log(parameter).
-      share: by resource: its share of the critical path; they sum to 1.
+      elasticity: {parameter: d log(step time) / d log(parameter)}.
+      share: {resource: share of the critical path}; the shares sum to 1.
     """
 
     step_time: float
@@ -121,7 +121,8 @@ def sensitivity(
         elasticities = np.asarray(slopes) / time
     check_finite({"elasticity": elasticities}, ())
     elasticity = dict(zip(PARAMETERS, elasticities.tolist(), strict=True))
-    # time = work / rate: its share is minus the elasticity of a rate, and that of a latency
+    # A latency has its elasticity as share. As time = work / rate, the share of a rate is the
+    # negative elasticity.
     share = {name: power * elasticity[name] for name, power in POWER.items()}
     return Sensitivity(time, elasticity, share)
 
@@ -134,16 +135,16 @@ def swings(
     factors: tuple[float, float] = (0.5, 2.0),
     link: str | Links = "delay",
 ) -> dict[str, tuple[float, float]]:
-    """Return exact step times [s] with one parameter at a time made smaller, and larger.
+    """Return {parameter: (step time if it is smaller, step time if it is larger)} [s].
 
-    Efficiencies have none: they act as the rate that they belong to.
+    Efficiencies are left out, because they act as their rates do.
     """
     if not are_positive(factors, 2):
         raise ValueError(f"factors must be two numbers above 0, got {factors!r}")
     names = [name for name in PARAMETERS if name not in EFFICIENCIES]
     with jax.enable_x64(True):
         unit_rows = np.eye(len(PARAMETERS))[[PARAMETERS.index(name) for name in names]]
-        logs = np.kron(unit_rows, np.log(factors)[:, None])  # two rows for each name
+        logs = np.kron(unit_rows, np.log(factors)[:, None])  # two rows (smaller, larger) a name
         costs, _ = _prices(table, workload, system, logs)
         times = np.empty(len(logs))
         for program, rows in programs_of_batch(table, Links.resolve(link), costs):
@@ -174,7 +175,7 @@ def _prices(
     *,
     slopes: bool = False,
 ) -> tuple[Costs, Any]:
-    """Return costs (batch, ...), given logarithms of factors, and their slopes if wanted."""
+    """Return costs (batch, ...) at parameters times exp(logs), and slopes of the costs by logs."""
     check_machine(workload, system)
     check_whole(table, "sensitivity")
     model, assigned = workload.model, assign_layers(workload, table)
@@ -189,8 +190,8 @@ def _prices(
         factor_by_field = {FIELDS[name]: factor[name] for name in (*RESOURCES, *EFFICIENCIES)}
 
         def scale(path: Any, leaf: Number) -> Number:
-            """Multiply a number of the system by its parameter's factor, if it has one."""
-            # the leaves of an efficiency are the entries of its curve, without names of their own
+            """Multiply a number of the system by the factor of its parameter, if it has one."""
+            # an efficiency is a curve, whose entries have no names
             field = tuple(key.name for key in path if hasattr(key, "name"))
             return leaf * factor_by_field.get(field, 1.0)
 
@@ -202,7 +203,7 @@ def _prices(
             microbatch_size * factor["microbatch_size"],
         )
 
-    with np.errstate(all="ignore"):  # the caller checks what is not finite
+    with np.errstate(all="ignore"):  # the caller refuses results that are not finite
         return priced_on_host(price_one, PricingShape(workload, table), logs, (), slopes=slopes)
 
 
@@ -212,9 +213,9 @@ TINY = np.finfo(float).tiny  # keeps the shares of pairs that take no time finit
 class PlaceSensitivity(NamedTuple):
     """Step times if all compute, or all messages, at a place take less or more time."""
 
-    place: str  # stage, worker or boundary with its number, as rules of `scaled_costs` name them
+    place: str  # such as "stage2", "worker0" or "boundary1", as in rules of `scaled_costs`
     what: str  # compute or message
-    share: float  # share of the critical path there, which is the elasticity of the step time
+    share: float  # share of the critical path at this place: the elasticity of the step time
     step_times: tuple[float, ...]  # step time with each factor [s]
 
     def rule(self, factor: float) -> str:
@@ -225,8 +226,8 @@ class PlaceSensitivity(NamedTuple):
 def place_sensitivity(
     evaluation: Evaluation, factors: tuple[float, ...] = (0.5, 2.0)
 ) -> list[PlaceSensitivity]:
-    """Return exact step times with each place scaled, by falling share of the critical path."""
-    # Places are stages, workers and stage boundaries.
+    """Return exact step times with each stage, worker and stage boundary scaled."""
+    # The place with the largest share of the critical path comes first.
     check_types(evaluation=(evaluation, Evaluation))
     table, links = evaluation.table, evaluation.links
     results = []
@@ -240,7 +241,7 @@ def place_sensitivity(
 
 
 def _shares(evaluation: Evaluation) -> Iterator[tuple[str, str, float]]:
-    """Yield places such as "stage2", what is scaled there, and its share of the critical path."""
+    """Yield (place, "compute" or "message", share of the critical path) for each place."""
     program, makespan = evaluation.program, evaluation.makespan or 1.0
     workers = np.asarray(program.worker)
     is_critical = evaluation.critical & (workers != NO_WORKER)
@@ -270,7 +271,7 @@ def _by_stage(
     # A pair of 5 s with a forward of 1 s and a backward of 3 s: 1.25 and 3.75 s on their stages.
     _, vector = lower_and_price(evaluation.table, evaluation.costs, evaluation.links)
     pair = np.asarray(program.duration_index)[is_fused] - program.layout.first_pair
-    ops = np.asarray(program.pair_index)[pair]  # (pairs, 2) indices of their costs in the vector
+    ops = np.asarray(program.pair_index)[pair]  # (pairs, 2) indices in the cost vector
     share = vector[ops] / np.maximum(vector[ops].sum(axis=1, keepdims=True), TINY)
     _, stage = program.layout.op_at(ops)
     op_seconds = share * seconds[is_fused, None]

@@ -257,7 +257,7 @@ def _draw(
     unit, *others = regimes.parameters
     sides = [
         Side(f"{name} / {unit}", values)
-        for name, values in zip(others, (regimes.across, regimes.up), strict=True)
+        for name, values in zip(others, (regimes.x_values, regimes.y_values), strict=True)
     ]
     named_plans = zip(forms, plans, strict=True)
     caption = "; ".join(

@@ -1,8 +1,8 @@
-"""Search for a deal: an assignment of a step's microbatches to replicas, with their order.
+"""Search for a deal: an assignment of a step's microbatches to replicas, with an order in each.
 
 Replicas wait for the slowest one, so the search makes the slowest replica fast. The microbatches of
 a slow and of a faster replica form one sequence. Swaps and insertions in this sequence change the
-order in a replica, or exchange microbatches between both. All steps are searched in one batch.
+order in a replica, or exchange microbatches between both replicas. All steps are searched at once.
 """
 
 import math
@@ -45,22 +45,22 @@ NUM_RANDOM = 64  # random deals among the baselines
 MAX_RUNS = 1 << 14  # pipelines in a batch of the engine
 MAX_COSTS = 1 << 24  # numbers in the costs of a batch
 MAX_NUMBERS = 1 << 20  # numbers in the orders of one round
-SLOW_SHARE = 0.25  # of the replicas, which exchange microbatches with others
-FASTER_WEIGHT = 0.1  # of the faster of two replicas in the rank of a move
+SLOW_SHARE = 0.25  # share of the replicas that count as slow, and exchange microbatches
+FASTER_WEIGHT = 0.1  # weight of a faster replica's makespan in the rank of a move
 
 
 class StepCosts(NamedTuple):
     """Costs of many steps; a member is a microbatch, numbered over all steps."""
 
-    by_member: dict[str, NumpyArray]  # (members, ...) fields that differ by microbatch
-    by_step: dict[str, NumpyArray]  # (steps, ...) other fields; (1, ...) if all steps agree
-    step_members: int  # members of a step
+    by_member: dict[str, NumpyArray]  # {field that differs by microbatch: (members, ...)}
+    by_step: dict[str, NumpyArray]  # {other field: (steps, ...), or (1, ...) if all steps agree}
+    step_members: int  # number of members of a step
 
     @classmethod
     def stack(cls, step_costs: list[Costs], step_members: int) -> "StepCosts":
-        """Stack the costs of steps; each step gets an artificial microbatch of least costs."""
-        # The artificial one serves lower bounds. Members number the microbatches of all steps: of 4
-        # and an artificial one per step, step 0 has the members 0 to 4, step 1 those from 5 to 9.
+        """Stack the costs of steps, each with an artificial microbatch of least costs."""
+        # Lower bounds use the artificial microbatch. Example: 4 real and one artificial microbatch
+        # per step. Then step 0 has the members 0 to 4, and step 1 the members 5 to 9.
         by_member, by_step = {}, {}
         fields_by_step = [vars(with_shortest(costs)) for costs in step_costs]
         for name in FIELDS:
@@ -95,7 +95,7 @@ class Deal(NamedTuple):
     """Assignment of microbatches to replicas.
 
     Attributes:
-      order: (replicas, microbatches) number of the microbatch that replica r runs as its k-th.
+      order: (replicas, microbatches) order[r, k] is the k-th microbatch that replica r runs.
       costs: costs of the table in this order, a batch of replicas for `makespans`.
     """
 
@@ -122,36 +122,37 @@ def deals(
 
     Args:
       table: the schedule of each replica, M microbatches.
-      costs_by_step: unbatched costs of each step, all of the same shapes: times per microbatch [s]
-        of all N = replicas x M microbatches of the step, (stages, N) for an op, four axes for a
-        message, the last N.
-      replicas: pipelines that share a step, 2 or more.
+      costs_by_step: unbatched costs of each step, with equal shapes in all steps. Times [s] have a
+        last axis of the N = replicas x M microbatches of the step: (stages, N) for an op, four axes
+        for a message.
+      replicas: number of pipelines that share a step, 2 or more.
       link: link model, or `Links`, of each replica.
-      iterations: largest number of rounds, in which pairs of replicas exchange microbatches; a step
-        takes part until it is optimal.
+      iterations: largest number of rounds. In a round, pairs of replicas exchange microbatches in
+        every step that is not yet optimal.
       time_limit: time for all steps after which no further round starts [s]; None for no limit.
       seed: seed of all random choices.
-      on_progress: called after each round with its number, `iterations`, and a text that says the
-        mean over the steps.
+      on_progress: called after each round with its number, `iterations`, and a text with the mean
+        makespan over the steps.
 
     Returns:
-      The best deal of each step; its value is the makespan of its slowest replica [s], and
-      `evaluated` counts runs of one replica. The bound is the largest of three: evenly divided work
-      of a worker between the shortest paths to and from it; the longest microbatches, some of which
-      must share a replica; the longest one among artificial shortest ones. Baselines are
-      consecutive blocks as "given", "round robin", "greedy" (the longest first, to the replica with
-      the least work), "greedy with order" (the same, with locally optimal orders), and the "best of
-      random".
+      The best deal of each step. Its value is the makespan of the slowest replica [s], and
+      `evaluated` is the number of runs of a replica. The lower bound is the largest of three
+      bounds: the evenly divided work of a worker between the shortest paths to and from it; the
+      longest microbatches, some of which must share a replica; and the longest microbatch among
+      microbatches of least costs. Baselines are "given" (consecutive blocks), "round robin",
+      "greedy" (the longest first, to the replica with the least work), "greedy with order" (greedy
+      with locally optimal orders), and "best of random".
 
     Raises:
-      ValueError: as `evaluate`; if there are no steps, the costs of two steps have other shapes,
-        costs are not of N microbatches or none differs by microbatch, replicas is below 2 (use
-        `pj.search.microbatches` for one), or iterations, seed or time_limit is negative.
+      ValueError: as `evaluate`; or if there are no steps, the costs of two steps have different
+        shapes, costs are not of N microbatches, no cost differs by microbatch, replicas is below 2
+        (`pj.search.microbatches` orders one replica), or iterations, seed or time_limit is
+        negative.
 
     Cost:
-      A round tries all swaps and moves between the replicas of every pair, or as many as a million
-      numbers hold. 32 replicas of 8 microbatches on 2 stages take a second, most of it to compile;
-      16 of 32 on 8 stages take 20.
+      A round tries all swaps and insertions of every pair of replicas; if these need over a million
+      numbers, a part of them. 32 replicas of 8 microbatches on 2 stages take a second, most of it
+      to compile; 16 replicas of 32 microbatches on 8 stages take 20 seconds.
 
     Example:
       >>> import numpy as np, pipejax as pj
@@ -204,9 +205,8 @@ def _check_replicas(table: ScheduleTable, step_costs: list[Costs], replicas: int
 class DealSearch(LocalSearch[list[Deal]]):
     """State of the search for deals; its value is the mean makespan over the steps."""
 
-    # Members are microbatches, numbered over all steps as in `StepCosts`. `_order` and `_times` are
-    # the present deal of each step and the makespans of its replicas.
-
+    # Members are microbatches, numbered over all steps as in `StepCosts`. `_order` is the present
+    # deal of each step, `_times` the makespans of its replicas.
     values: Values  # makespan of the slowest replica in the best deal of each step so far [s]
     bounds: Values  # lower bound of each step [s]
     best: Members  # best deal of each step so far
@@ -220,7 +220,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         exact = [mapped(lambda leaf: np.asarray(leaf, np.float64), costs) for costs in step_costs]
         first_replica = map_microbatches(lambda time: time[..., :size], exact[0])
         self.program, _ = lower_and_price(table, first_replica, links)
-        num_members = replicas * size + 1  # of a step, with the artificial one
+        num_members = replicas * size + 1  # members of a step, with the artificial microbatch
         self._costs = StepCosts.stack(exact, num_members)
         self._first_member = np.arange(len(step_costs))[:, None, None] * num_members
         # runs that are evaluated at once: a power of two that fits into memory
@@ -230,7 +230,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         self._runs, self._idle_rounds = np.zeros((2, len(step_costs)), int)
         work = np.stack([_work(costs, table.num_stages, replicas * size) for costs in exact])
         self._start_from_baselines(_longest_first(work, self._shape))
-        # Three lower bounds. The first runs the longest microbatch alone, all others artificial.
+        # Three lower bounds. In the first, all microbatches but the longest are artificial.
         orders = np.stack(
             [orders_of_longest(int(n), replicas * size, size) for n in work.argmax(axis=1)]
         )
@@ -287,7 +287,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         self._update_best()
 
     def _are_optimal(self) -> Bool[NumpyArray, " steps"]:
-        """Return for each step whether its best deal reaches the lower bound."""
+        """Return (steps) whether the best deal reaches the lower bound."""
         return self.values <= self.bounds * (1 + self.precision)
 
     def _is_optimal(self) -> bool:
@@ -308,19 +308,19 @@ class DealSearch(LocalSearch[list[Deal]]):
         return np.stack([ranked[:, :num_slow], partners], axis=2)
 
     def _improve(self, steps: Steps, groups: Replicas) -> Bool[NumpyArray, " steps"]:
-        """Make the best move in each group of replicas; return which steps changed."""
-        # A group is a pair of replicas, or one replica alone, whose microbatches may change places.
+        """Make the best move in each group of replicas; return (steps) whether a deal changed."""
+        # A group is a pair of replicas, or one replica. A move permutes its microbatches.
         group_index = steps[:, None, None], groups
         members = self._order[group_index]  # (steps, groups, replicas, microbatches)
         sequences = members.reshape(*groups.shape[:2], -1)  # the members of a group in one axis
         moves = self._moves(groups.shape)  # (moves, replicas, microbatches)
-        # many moves give a replica the same members in the same order: run each such row once
+        # many moves give a replica the same order of members, which runs once
         size = members.shape[-1]
         rows, move_rows = np.unique(moves.reshape(-1, size), axis=0, return_inverse=True)
         times = self.times(sequences[..., rows])[..., move_rows.reshape(moves.shape[:2])]
-        # times: (steps, groups, moves, replicas); the slowest replica decides, others count a bit
+        # times: (steps, groups, moves, replicas); ranked mainly by the slowest replica
         rank = times.max(axis=3) + FASTER_WEIGHT * times.sum(axis=3)
-        best = rank.argmin(axis=2)  # (steps, groups); at a tie 0, the move that changes nothing
+        best = rank.argmin(axis=2)  # (steps, groups); at a tie move 0, which changes nothing
         new_order = np.take_along_axis(sequences, moves[best].reshape(sequences.shape), axis=2)
         self._order[group_index] = new_order.reshape(members.shape)
         best_times = np.take_along_axis(times, best[..., None, None], axis=2)
@@ -328,9 +328,9 @@ class DealSearch(LocalSearch[list[Deal]]):
         return (best > 0).any(axis=1)
 
     def _moves(self, groups: tuple[int, ...]) -> Int[NumpyArray, "moves replicas microbatches"]:
-        """List the moves of a group's microbatches: no change first, then swaps and insertions."""
+        """List moves of a group's microbatches: first no change, then swaps and insertions."""
         # `groups` is the shape (steps, groups, replicas). A move is the new sequence of positions:
-        # 0 3 2 1 swaps two of four. If there are too many moves, some are chosen at random.
+        # 0 3 2 1 swaps positions 1 and 3. If there are too many moves, some are chosen at random.
         shape = groups[2], self._shape[2]
         length = math.prod(shape)
         places = np.indices((length, length)).reshape(2, -1)
@@ -370,7 +370,7 @@ class DealSearch(LocalSearch[list[Deal]]):
 
 
 def _work(costs: Costs, stages: int, members: int) -> Float[NumpyArray, " members"]:
-    """Return the compute time of each microbatch on the busiest stage [s]."""
+    """Return (members) compute times of the microbatches on the busiest stage [s]."""
     total = np.zeros((stages, members))
     for time in map(np.asarray, (costs.forward, costs.backward)):
         total += time if time.ndim == 2 else time[..., None]
@@ -380,8 +380,9 @@ def _work(costs: Costs, stages: int, members: int) -> Float[NumpyArray, " member
 def _longest_first(
     work: Float[NumpyArray, "steps members"], shape: tuple[int, int, int]
 ) -> Members:
-    """Assign microbatches, longest first, to the replica of least work that has a free slot."""
-    # `shape` is (steps, replicas, microbatches of a replica). Work 5 4 3 1 gives 5 1 and 4 3.
+    """Assign microbatches, the longest first, to the replica of least work with a free slot."""
+    # `shape` is (steps, replicas, microbatches of a replica). With two replicas, work 5 4 3 1 is
+    # divided into 5 1 and 4 3.
     steps, replicas, size = shape
     all_steps = np.arange(steps)
     order = np.zeros(shape, int)

@@ -1,7 +1,8 @@
 """Search for the order in which unequal microbatches enter the pipeline.
 
-A schedule does not say which of the data is microbatch 0. A local search over permutations chooses
-it: swaps and insertions, all neighbours of an order in one batch of the engine.
+A schedule leaves open which part of the data is microbatch 0. A local search over permutations
+chooses the order. Its moves are swaps and insertions; the engine evaluates all neighbours of an
+order in one batch.
 """
 
 from typing import NamedTuple
@@ -31,7 +32,7 @@ from pipejax.search.orders.permutations import (
     with_shortest,
 )
 
-MAX_NUMBERS = 1 << 24  # of the costs of a batch
+MAX_NUMBERS = 1 << 24  # numbers in the costs of a batch
 
 
 @short_repr
@@ -39,7 +40,7 @@ class MicrobatchOrder(NamedTuple):
     """An order of microbatches.
 
     Attributes:
-      order: (microbatches) number of the microbatch that the table runs as its k-th.
+      order: (microbatches) order[k] is the microbatch that the table runs as its k-th.
       costs: costs of the table in this order.
     """
 
@@ -59,9 +60,10 @@ def microbatches(
 ) -> Found[MicrobatchOrder]:
     """Search the order of microbatches that makes the step shortest.
 
-    The table stays; it runs microbatch `order[k]` as its k-th. At most 50,000 different orders are
-    all evaluated. The result is never slower than a baseline, and deterministic unless the time
-    runs out. An interrupt (Ctrl-C) ends the search with the best order so far.
+    The table does not change; it runs microbatch `order[k]` as its k-th. If there are at most
+    50,000 different orders, the search evaluates all. The result is never slower than a baseline,
+    and deterministic unless the time runs out. An interrupt (Ctrl-C) ends the search with the best
+    order so far.
 
     Args:
       table: the schedule.
@@ -73,13 +75,13 @@ def microbatches(
       on_progress: called after each batch with its number, `iterations`, and a text.
 
     Returns:
-      The best order; if all orders were tried, the bound is its makespan. Baselines are the "given"
-      order, sorted "ascending" and "descending" by the time of a microbatch, and of random orders
-      the best ("best of random") and the mean ("mean of random").
+      The best order. If all orders were evaluated, the lower bound is its makespan. Baselines are
+      the "given" order, "ascending" and "descending" times of microbatches, and the best and the
+      mean of random orders ("best of random", "mean of random").
 
     Raises:
-      ValueError: as `evaluate`; if no cost differs by microbatch, or iterations, seed or time_limit
-        is negative.
+      ValueError: as `evaluate`; or if no cost differs by microbatch, or iterations, seed or
+        time_limit is negative.
 
     Example:
       >>> import pipejax as pj
@@ -120,11 +122,12 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
         descending = np.argsort(-_work(costs, count), kind="stable")
         ascending = descending[::-1]
         named = {"given": np.arange(count), "ascending": ascending, "descending": descending}
-        # the longest in the middle, or at both ends; alternate members go to the left and,
-        # reversed, to the right: 1 2 3 4 becomes 1 3 4 2
+        # orders with the longest microbatches in the middle, or at both ends. Alternate members go
+        # to the left and, reversed, to the right: 1 2 3 4 becomes 1 3 4 2.
         hills = [np.append(order[::2], order[1::2][::-1]) for order in (ascending, descending)]
         self.start_from(named, *hills, random="random")
-        # a lower bound: the longest microbatch among artificial shortest ones, number `count`
+        # a lower bound: all microbatches but the longest are artificial (number `count`), with the
+        # least costs
         extended_costs = with_shortest(self._costs)
         makespans = batched_makespans(
             self.program,
@@ -146,14 +149,14 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
 
 
 def _work(costs: Costs, count: int) -> Float[NumpyArray, " microbatches"]:
-    """Return the mean compute time of each microbatch over the stages [s]."""
+    """Return (microbatches) mean compute times over the stages [s]."""
     times = (np.asarray(time, float) for time in (costs.forward, costs.backward))
     means = (time.mean(axis=0) if time.ndim == 2 else time.mean() for time in times)
     return np.broadcast_to(sum(means), count)
 
 
 def _kinds(costs: Costs, count: int) -> Order:
-    """Number the kinds of microbatches; microbatches with equal costs are of one kind."""
+    """Return (microbatches) the number of a kind; microbatches of equal costs share a kind."""
     rows = [
         np.asarray(time).reshape(-1, count)
         for name, time in vars(costs).items()

@@ -1,7 +1,7 @@
-"""Local search over permutations by swaps and insertions, all neighbours in one batch.
+"""Local search over permutations by swaps and insertions, with all neighbours in one batch.
 
-Subclasses define the members of an order, such as microbatches or workers, and their costs. If
-there are few different orders, all of them are tried.
+Subclasses define the members of an order, such as microbatches or workers, and the costs of an
+order. If there are few different orders, all orders are evaluated.
 """
 
 import abc
@@ -29,11 +29,10 @@ from pipejax.search.found import Best, Found, gap as gap_of
 class LocalSearch(abc.ABC, Generic[Best]):
     """State of a local search, with its loop: deadline, interruption, progress and seed."""
 
-    # A subclass provides the start, the neighbours of a candidate, their values, and a lower bound.
-
-    value: float  # of the best candidate so far [s]
-    lower_bound: float  # on the value of every candidate [s]
-    baselines: Mapping[str, float | None]  # values of simple candidates by name [s]
+    # A subclass provides the first candidate, neighbours and their values, and a lower bound.
+    value: float  # value of the best candidate so far [s]
+    lower_bound: float  # lower bound on the values of all candidates [s]
+    baselines: Mapping[str, float | None]  # {name of a simple candidate: value [s]}
     precision = 1e-12  # relative rounding of values
 
     def __init__(self, seed: int) -> None:
@@ -44,7 +43,7 @@ class LocalSearch(abc.ABC, Generic[Best]):
 
     @abc.abstractmethod
     def step(self, iteration: int) -> None:
-        """Evaluate neighbours of the present candidate, and continue from one of them."""
+        """Evaluate neighbours of the present candidate, and move to one of the neighbours."""
 
     @abc.abstractmethod
     def best_so_far(self) -> tuple[Best, float]:
@@ -57,7 +56,7 @@ class LocalSearch(abc.ABC, Generic[Best]):
         tell: OnProgress = no_progress,
         gap: float = 0.0,
     ) -> Found[Best]:
-        """Search until one limit is reached: iterations, seconds since the start, or the gap."""
+        """Search until a limit is reached: iterations, seconds since the start, or the gap."""
         deadline = np.inf if time_limit is None else self._start_time + time_limit
         try:
             for iteration in range(1, iterations + 1):
@@ -87,11 +86,11 @@ Order = Int[NumpyArray, " members"]
 Orders = Int[NumpyArray, "orders members"]
 Places = Int[NumpyArray, " pairs"]
 
-NUM_RANDOM = 256  # random orders that the result is compared with
-EXHAUSTIVE = 50_000  # different orders up to which all are evaluated
+NUM_RANDOM = 256  # number of random orders among the baselines
+EXHAUSTIVE = 50_000  # if there are at most so many different orders, all are evaluated
 BATCH = 2048  # largest number of orders in a batch
 PATIENCE = 4  # batches without a better order before a restart
-SHAKES = 3  # random swaps of a restart
+SHAKES = 3  # number of random swaps at a restart
 
 
 class PermutationSearch(LocalSearch[Best]):
@@ -109,14 +108,14 @@ class PermutationSearch(LocalSearch[Best]):
 
     def start_from(self, named: Mapping[str, Order], *unnamed: Order, random: str) -> None:
         """Start from the fastest of the passed orders and of random orders; set the baselines."""
-        # Baselines are the named orders, and with random "x" the "best of x" and the "mean of x".
+        # Baselines are the named orders and, if `random` is "x", the "best of x" and "mean of x".
         members = np.tile(np.arange(len(self.kind)), (NUM_RANDOM, 1))
         orders = np.stack([*named.values(), *unnamed, *self.rng.permuted(members, axis=1)])
         times = self.times(orders)
         fastest = int(times.argmin())
         self.best = self.current = orders[fastest]
         self.value = self._current_time = float(times[fastest])
-        self._num_tried = 0  # orders so far, if all are tried
+        self._num_tried = 0  # number of evaluated orders, if all are evaluated
         self._is_exhaustive = num_orders(self.kind) <= EXHAUSTIVE
         self._batches = self._all_orders() if self._is_exhaustive else self._neighbours()
         random_times = times[-NUM_RANDOM:]
@@ -131,13 +130,13 @@ class PermutationSearch(LocalSearch[Best]):
         return batched_makespans(self.program, self.order_costs, orders, self.batch)
 
     def step(self, iteration: int) -> None:
-        """Move to the best neighbour, or try the next orders of all; restart if that is stuck."""
+        """Evaluate a batch of orders and move to the fastest; restart if the search is stuck."""
         if self.stale >= PATIENCE:
             self.current, self._current_time = shaken(self.best, self.rng), np.inf
             self.stale = 0
         orders = next(self._batches)
         times = self.times(orders)
-        row = int(np.lexsort((self.rng.random(len(times)), times))[0])  # the least, ties at random
+        row = int(np.lexsort((self.rng.random(len(times)), times))[0])  # the fastest; ties: random
         self.stale = 0 if times[row] < self._current_time else self.stale + 1
         self.current, self._current_time = orders[row], float(times[row])
         if self._current_time < self.value:
@@ -147,14 +146,14 @@ class PermutationSearch(LocalSearch[Best]):
             self.lower_bound = self.value
 
     def _neighbours(self) -> Iterator[Orders]:
-        """Yield endless batches of orders, a swap or insertion away from the present order."""
+        """Yield batches of orders that a swap or insertion in the present order gives."""
         size = len(self.current)
         places = np.indices((size, size)).reshape(2, -1)
         while True:
-            if places.shape[1] > 2 * BATCH:  # more than a batch holds: a random selection
+            if places.shape[1] > 2 * BATCH:  # too many for a batch: select at random
                 places = self.rng.integers(0, size, (2, 2 * BATCH))
             orders = neighbours(self.current, *places)
-            # drop orders equal to the present one; other duplicates cost less than their search
+            # drop orders equal to the present order; to find other duplicates would cost more
             is_new = (self.kind[orders] != self.kind[self.current]).any(axis=1)
             yield orders[self.rng.permutation(np.flatnonzero(is_new))[: self.batch]]
 
@@ -191,15 +190,15 @@ def batched_makespans(
 
 
 def neighbours(order: Order, start: Places, target: Places) -> Orders:
-    """Return an order for each swap of two places, and for each insertion that is not a swap."""
-    # `start` and `target` hold all pairs of places, in both directions: (0, 1) and (1, 0). From
-    # a b c, a swap makes c b a, and an insertion from 0 to 2 makes b c a.
+    """Return an order for each swap of two places, and for each insertion that is no swap."""
+    # `start` and `target` hold all pairs of places in both directions, (0, 1) and (1, 0). From
+    # a b c, a swap of 0 and 2 makes c b a, and an insertion from 0 to 2 makes b c a.
     place, is_swap = np.arange(len(order)), start < target
     low, high = start[is_swap, None], target[is_swap, None]
     swapped = np.where(place == low, high, np.where(place == high, low, place))
     is_insertion = abs(start - target) > 1
     start, target = start[is_insertion, None], target[is_insertion, None]
-    # members between both places move by one: from 0 to 2, 0 1 2 3 becomes 1 2 0 3
+    # members between both places move by one place: from 0 to 2, 0 1 2 3 becomes 1 2 0 3
     moves_down = (start <= place) & (place < target)
     moves_up = (target < place) & (place <= start)
     inserted = np.where(place == target, start, place + moves_down - moves_up)
@@ -214,8 +213,9 @@ def num_orders(kind: Order) -> int:
 
 def different_orders(kind: list[int]) -> Iterator[list[int]]:
     """Yield one order for every different sequence of kinds, in lexicographic order of kinds."""
-    # kinds 0 0 1 of members 0 1 2: the sequences 0 0 1, 0 1 0, 1 0 0 are orders 0 1 2, 0 2 1, 2 0 1
-    unplaced: dict[int, list[int]] = {k: [] for k in sorted({*kind})}  # members by kind
+    # Members 0 1 2 have kinds 0 0 1. The sequences of kinds 0 0 1, 0 1 0 and 1 0 0 give the orders
+    # 0 1 2, 0 2 1 and 2 0 1.
+    unplaced: dict[int, list[int]] = {k: [] for k in sorted({*kind})}  # {kind: members}
     for member, member_kind in enumerate(kind):
         unplaced[member_kind].append(member)
     order: list[int] = []
@@ -234,51 +234,53 @@ def different_orders(kind: list[int]) -> Iterator[list[int]]:
 
 
 def order_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int = 1) -> float:
-    """Return a lower bound [s] on the makespan in any order, or of any deal's slowest replica."""
-    # A run with the shortest times has no later starts and no longer paths. Between its first start
-    # and the path after its last op, each worker has at least the work of the shortest
-    # microbatches. For several replicas this bounds the mean over them, because a longest path of
-    # mean times is at most the mean of longest paths.
-    program, shortest_makespan, seconds_around = _shortest_run(table, costs, links, replicas)
-    if len(program.fused):  # a pair is of two microbatches
+    """Return a lower bound [s] on the makespan of the slowest replica in any order or deal."""
+    # If every op takes the time of the shortest microbatches, no op starts later and no path is
+    # longer. A worker takes at least the time before its first op, the work of the shortest
+    # microbatches, and the time after its last op. With several replicas this bounds their mean
+    # makespan, because a longest path at mean times is at most the mean of the longest paths.
+    program, shortest_makespan, idle_seconds = _shortest_run(table, costs, links, replicas)
+    if len(program.fused):  # a fused pair has two microbatches
         return shortest_makespan
     work = np.zeros(table.num_workers)
     for worker, count, durations in _worker_ops(table, program, costs, replicas):
         work[worker] += np.sort(durations)[: count * replicas].sum() / replicas
-    return max(shortest_makespan, float((seconds_around + work).max()))
+    return max(shortest_makespan, float((idle_seconds + work).max()))
 
 
 def packed_bound(table: ScheduleTable, costs: Costs, links: Links, replicas: int) -> float:
     """Return a bin-packing lower bound on the makespan of the slowest replica in any deal [s]."""
-    # Of the k R + 1 longest microbatches on a worker, some replica of R gets at least k + 1: of the
-    # 3 longest, one of 2 replicas gets 2. Its others take at least as long as the shortest ones.
-    program, shortest_makespan, seconds_around = _shortest_run(table, costs, links, 1)
+    # One of R replicas runs at least k + 1 of the k R + 1 longest microbatches: one of 2 replicas
+    # runs 2 of the 3 longest. So on each worker that replica takes at least the k + 1 shortest of
+    # these, and the size - k - 1 shortest of all.
+    program, shortest_makespan, idle_seconds = _shortest_run(table, costs, links, 1)
     if len(program.fused):
         return shortest_makespan
     size = table.num_microbatches
     num_members = size * replicas
     work = np.zeros((table.num_workers, num_members))
     for worker, count, durations in _worker_ops(table, program, costs, replicas):
-        if count == size:  # each microbatch has such an op here
+        if count == size:  # each microbatch has such an op on this worker
             work[worker] += durations
     work = np.sort(work)  # the longest microbatch is the last
     totals = []
     for k in range(size):
         longest = work[:, num_members - k * replicas - 1 :]
-        totals.append(longest[:, : k + 1].sum(axis=1) + work[:, : size - k - 1].sum(axis=1))
-    return float((seconds_around + np.max(totals, axis=0)).max())
+        shortest = work[:, : size - k - 1]
+        totals.append(longest[:, : k + 1].sum(axis=1) + shortest.sum(axis=1))
+    return float((idle_seconds + np.max(totals, axis=0)).max())
 
 
 def with_shortest(costs: Costs) -> Costs:
-    """Append the costs of an artificial microbatch, each the least over all microbatches."""
+    """Append the costs of an artificial microbatch: the least of each cost."""
     return map_microbatches(
         lambda time: np.append(time, time.min(axis=-1, keepdims=True), axis=-1), costs
     )
 
 
 def orders_of_longest(longest: int, shortest: int, count: int) -> Orders:
-    """Return an order per place of the longest microbatch; the other places have the shortest."""
-    # The fastest of them bounds the makespan of any order from below.
+    """Return (count) orders: order k has the longest microbatch at place k, else the shortest."""
+    # The fastest of these orders bounds the makespan of any order from below.
     orders = np.full((count, count), shortest)
     np.fill_diagonal(orders, longest)
     return orders
@@ -288,8 +290,8 @@ def _shortest_run(
     table: ScheduleTable, costs: Costs, links: Links, replicas: int
 ) -> tuple[Program, float, Float[NumpyArray, " workers"]]:
     """Run a table in which every op takes the mean of its `replicas` shortest times."""
-    # Return the program, the makespan [s], and per worker the sum [s] of the times before its first
-    # op, of blocking sends between its ops, and after its last op.
+    # Return the program, the makespan [s], and (workers) idle times [s]: before the first op, after
+    # the last op, and in blocking sends between ops.
     shortest_costs = map_microbatches(
         lambda time: np.sort(np.asarray(time, float))[..., :replicas].mean(axis=-1), costs
     )
@@ -297,12 +299,12 @@ def _shortest_run(
     run = run_on_host(program, vector)
     tails = longest_path.times_to_end(run.preds, run.duration, run.lag)
     first_node, last_node = np.asarray(program.first_node), np.asarray(program.last_node)
-    seconds_around = run.start[first_node] + _blocked_times(program, run) + tails[last_node]
-    return program, float(run.finish.max()), seconds_around
+    idle_seconds = run.start[first_node] + _blocked_times(program, run) + tails[last_node]
+    return program, float(run.finish.max()), idle_seconds
 
 
 def _blocked_times(program: Program, run: HostRun) -> Float[NumpyArray, " workers"]:
-    """Return per worker the total time [s] for which blocking sends of an op delay its next op."""
+    """Return (workers) the time [s] for which blocking sends of ops delay the worker's next op."""
     # nodes are in the order of execution; a blocking send is a predecessor of its sender's next op
     producer = np.full(program.num_nodes, SOURCE)
     producer[program.messages.carrier] = program.messages.producer
@@ -319,7 +321,7 @@ def _blocked_times(program: Program, run: HostRun) -> Float[NumpyArray, " worker
 def _worker_ops(
     table: ScheduleTable, program: Program, costs: Costs, replicas: int
 ) -> Iterator[tuple[int, int, Float[NumpyArray, " members"]]]:
-    """Yield, by phase and stage, a worker, its number of ops, and their times by microbatch [s]."""
+    """Yield (worker, number of ops, their times by microbatch [s]) for each phase and stage."""
     shape = table.num_stages, table.num_microbatches * replicas
     ops = (program.worker, program.phase, program.stage, program.pipe)
     kinds, counts = np.unique(np.stack(ops)[:, _on_workers(program)], axis=1, return_counts=True)

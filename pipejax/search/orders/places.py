@@ -1,12 +1,14 @@
 """Search for the places of workers on a machine of nodes.
 
+A place is a position of a worker on the machine. Places are numbered node by node.
 Workers in order are best for a plain pipeline, but not for looped stages or bidirectional pipes.
-Costs depend only on which stage boundaries leave a node, so placements that agree in this run once.
+Costs depend only on which stage boundaries leave a node. So placements with equal costs run once.
 
-The bound: in a graph of the workers, those that exchange messages share an edge. A placement on K
-nodes cuts a connected graph into K parts, so it cuts at least K - 1 edges. In a graph without a
-bridge, such as a ring, at least two edges leave each part, so at least K are cut. A run with only
-that many slow edges is no slower. The bound is the least makespan over all such sets of edges.
+The lower bound uses a graph with an edge between any two workers that exchange messages. A
+placement on K nodes divides the graph into K parts. If the graph is connected, the placement cuts
+at least K - 1 edges. If the graph has no bridge, like a ring, at least two edges leave each part,
+so at least K edges are cut. The bound is the least makespan over all choices of that many slow
+edges.
 """
 
 import itertools
@@ -69,14 +71,16 @@ def places(
 ) -> Found[WorkerPlaces]:
     """Search the places of the workers on a machine that make the step shortest.
 
-    The table stays: a worker takes its row and its stages along. At most 50,000 different
-    placements are all evaluated. The result is never slower than a baseline, and deterministic
-    unless the time runs out. An interrupt (Ctrl-C) ends the search with the best placement so far.
+    The table does not change: a worker keeps its row and its stages. If there are at most 50,000
+    different placements, the search evaluates all. The result is never slower than a baseline, and
+    deterministic unless the time runs out. An interrupt (Ctrl-C) ends the search with the best
+    placement so far.
 
     Args:
       table: the schedule.
       costs: unbatched costs [s], or a workload.
-      machine: a topology for costs, or a system for a workload. Its present places are the start.
+      machine: a topology for costs, or a system for a workload. The search starts from the places
+        of the topology or workload.
       link: link model, or `Links`; shared links stay with their workers.
       iterations: largest number of batches of placements.
       time_limit: time after which no further batch starts [s]; None for no limit.
@@ -84,14 +88,14 @@ def places(
       on_progress: called after each batch with its number, `iterations`, and a text.
 
     Returns:
-      The best placement; if all were tried, the bound is its makespan. Baselines are the "given"
-      places, "in order", in "round robin" over the nodes, "folded" (first and last worker side by
-      side, and so on), and of random placements the best ("best of scattered") and the mean ("mean
-      of scattered").
+      The best placement. If all placements were evaluated, the lower bound is its makespan.
+      Baselines are the "given" places, "in order", "round robin" over the nodes, "folded" (first
+      and last worker side by side, and so on), and the best and the mean of random placements
+      ("best of scattered", "mean of scattered").
 
     Raises:
-      ValueError: as `evaluate`; if places are of another number of workers, or iterations, seed or
-        time_limit is negative.
+      ValueError: as `evaluate`; or if the number of places is not that of the workers, or
+        iterations, seed or time_limit is negative.
 
     Example:
       >>> import pipejax as pj
@@ -131,9 +135,9 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
         self.batch, self.kind = BATCH, placed.nodes
         in_order = np.arange(table.num_workers)
         named = {"given": np.array(current), "in order": in_order}
-        # 0 2 4 5 3 1: the k-th and the k-th last worker are neighbours
+        # 0 2 4 5 3 1 puts worker k next to the k-th last worker
         folded = np.append(in_order[::2], in_order[1::2][::-1])
-        # consecutive workers on consecutive nodes; places are numbered node by node
+        # round robin puts consecutive workers on consecutive nodes
         place_on_node = in_order - np.searchsorted(self.kind, self.kind)
         named |= {"round robin": np.lexsort((self.kind, place_on_node)), "folded": folded}
         self.start_from(named, random="scattered")
@@ -162,7 +166,7 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
     def best_so_far(self) -> tuple[WorkerPlaces, float]:
         """Return the best placement so far, and its makespan [s]."""
         best = self.best.copy()
-        for workers in self._placed.workers_by_node(best):  # places of a node are equal
+        for workers in self._placed.workers_by_node(best):  # the order within a node is free
             best[np.sort(workers)] = np.sort(best[workers])
         costs = self._placed.at(best)
         run = evaluate(self._placed.table, costs, link=self._links)
@@ -170,7 +174,7 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
 
 
 def _check_eager(placed: PlacedCosts, links: Links) -> None:
-    """Refuse an eager limit by which messages are eager at some places and not at others."""
+    """Refuse an eager limit if the places decide whether a message is eager."""
     is_eager = placed.messages["transmit"] < links.eager_below
     if (is_eager != is_eager[0]).any():
         raise wrong(
@@ -181,19 +185,19 @@ def _check_eager(placed: PlacedCosts, links: Links) -> None:
 
 
 def cut_bound(placed: PlacedCosts, program: Program) -> float:
-    """Return a lower bound [s] on all placements, from the number of edges that these cut."""
-    # An edge joins two workers that exchange messages; a placement on two nodes cuts it.
+    """Return a lower bound [s] on the makespan of any placement, as the module describes."""
+    # An edge joins two workers that exchange messages. It is cut if they are on different nodes.
     graph = _WorkerGraph.from_placed(placed)
     num_edges = graph.edges.shape[1]
     num_nodes = int(placed.nodes.max()) + 1
     num_cuts = _min_num_cuts(graph.edges, placed.table.num_workers, num_nodes)
-    # Every placement cuts at least `num_cuts` edges, and a message over a cut edge takes at least
-    # its fastest time between nodes. So the best choice of cut edges bounds all placements.
-    while math.comb(num_edges, num_cuts) > EXHAUSTIVE:  # fewer cuts give a lower, valid bound
+    # Every placement cuts at least `num_cuts` edges. A message over a cut edge takes at least its
+    # fastest time between nodes. So the best choice of cut edges bounds all placements.
+    while math.comb(num_edges, num_cuts) > EXHAUSTIVE:  # fewer cuts give a weaker, valid bound
         num_cuts -= 1
     combinations = itertools.combinations(range(num_edges), num_cuts)
     cut_edges = np.array([*combinations], int).reshape(-1, num_cuts)
-    # the last column is for boundaries inside a worker, which are never cut
+    # the last column stands for boundaries inside a worker, which are never cut
     is_cut = np.zeros((len(cut_edges), num_edges + 1), np.int32)
     np.put_along_axis(is_cut, cut_edges, 1, axis=1)
     return float(batched_makespans(program, graph.cut_costs, is_cut, BATCH).min())
@@ -204,7 +208,7 @@ class _WorkerGraph(NamedTuple):
 
     placed: PlacedCosts  # costs by place
     edges: Edges  # both workers of each edge
-    # edge of each stage boundary; the number of edges for a boundary inside a worker
+    # edge of each stage boundary; a boundary inside a worker has the number of edges
     boundary_edge: Int[NumpyArray, "pipes boundaries"]
 
     @classmethod
@@ -219,13 +223,13 @@ class _WorkerGraph(NamedTuple):
         return cls(placed, edges, boundary_edge)
 
     def cut_costs(self, is_cut: Int[NumpyArray, "sets edges"]) -> Costs:
-        """Return costs for each set of cut edges: only messages over these leave a node."""
+        """Return costs for each set of cut edges; only messages over cut edges leave a node."""
         is_far: Bool[NumpyArray, "sets 1 pipes boundaries"] = (
             is_cut[:, None, self.boundary_edge] > 0
         )
         fastest = vars(self.placed.fastest)
         costs = {name: time[None] if np.ndim(time) else time for name, time in fastest.items()}
-        for name, times in self.placed.messages.items():  # by level; level 0 is inside a node
+        for name, times in self.placed.messages.items():  # (levels, ...); level 0: inside a node
             fastest_time = times.min(axis=0)
             far_time = times[1:].min(axis=0) if len(times) > 1 else fastest_time
             has_microbatches = fastest_time.ndim == is_far.ndim
@@ -235,7 +239,7 @@ class _WorkerGraph(NamedTuple):
 
 
 def _min_num_cuts(edges: Edges, workers: int, nodes: int) -> int:
-    """Return the least number of worker pairs with messages that a placement puts on two nodes."""
+    """Return a lower bound on the number of edges that a placement on these nodes cuts."""
     if nodes == 1 or not _is_connected(edges, workers):
         return 0
     has_bridge = any(

@@ -1,12 +1,15 @@
 """Search for a better order of SEND and RECV cells; compute ops keep their order in every row.
 
-The search starts from greedy orders, forwards and backwards, and PyTorch's. Then it changes some
-priorities of the best greedy orders at random, and keeps a change that makes the step no longer.
+The search starts from the table's order, the order of producers, and greedy orders that are built
+forwards and backwards. Then it changes priorities of the best greedy orders at random. It keeps a
+change that makes the step no longer.
 
-Without queues, a program under rendezvous has only dependencies of ops and transfers. An order adds
-the previous transfer in the sender's and in the receiver's queue. If each transfer stands after
-those that its producer waits for, the graph has no cycle. Heads and tails of the transfers, as if
-messages used no resource, give a bound by the queues, and greedy orders.
+Without queues, a program under rendezvous has only dependencies of ops and transfers. An order of
+transfers adds edges: a transfer waits for the previous transfer in the sender's and in the
+receiver's queue. The graph has no cycle if each transfer stands after all transfers that its
+producer waits for. The head of a transfer is its earliest start, and its tail is the least time
+from its end to the makespan, both if messages used no resource. Heads and tails give a lower bound
+by the queues, and greedy orders.
 """
 
 import dataclasses
@@ -43,15 +46,15 @@ Order = Int[NumpyArray, " transfers"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TransferGraph:
-    """Dependencies of a table's ops and transfers, without the waits of transfers in queues."""
+    """Dependencies of a table's ops and transfers, without the waits in queues."""
 
     table: ScheduleTable  # the schedule without communication cells
     program: Program  # the table lowered under rendezvous, for its nodes and messages
-    # predecessors; columns 1 and 2 of a transfer are for the queues of its sender and receiver
+    # predecessors; columns 1 and 2 of a transfer are free for transfers in front of it in queues
     preds: Int[NumpyArray, "nodes max_preds"]
     duration: Float[NumpyArray, " nodes"]  # [s]
     queues: Int[NumpyArray, "2 transfers"]  # number of the sender's and of the receiver's queue
-    num_queues: int  # queues that have transfers
+    num_queues: int  # number of queues with transfers
 
 
 def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> TransferGraph:
@@ -77,8 +80,8 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
 
 
 def order_preds(graph: TransferGraph, order: Order) -> Int[NumpyArray, "nodes max_preds"]:
-    """Return each node's predecessors; a transfer's include the previous one in each queue."""
-    # Order a b c, with a and c in queue 0 and b in queue 1: c has a as an additional predecessor.
+    """Return (nodes, max_preds) predecessors, including previous transfers in the queues."""
+    # If a and c are in queue 0 and b is in queue 1, the order a b c makes a a predecessor of c.
     preds, queues = graph.preds.copy(), graph.queues.T.tolist()
     last_node = [SOURCE] * graph.num_queues  # last transfer so far of each queue
     for transfer in order.tolist():
@@ -90,23 +93,23 @@ def order_preds(graph: TransferGraph, order: Order) -> Int[NumpyArray, "nodes ma
 
 
 def order_makespan(graph: TransferGraph, order: Order) -> float:
-    """Return the makespan under an order of transfers [s]."""
+    """Return the makespan of an order of transfers [s]."""
     preds = order_preds(graph, order)
-    heads, columns = np.nonzero(preds)  # edges; the source, node 0, is no predecessor to wait for
+    heads, columns = np.nonzero(preds)  # edges, without edges from the source (node 0)
     _, finish = run_edges(preds[heads, columns], heads, graph.duration)
     return float(finish.max())
 
 
 class HeadsTails(NamedTuple):
-    """Earliest start (head) and remaining time (tail) of each transfer, if it used no resource."""
+    """Heads and tails of transfers, and the makespan, if messages used no resource."""
 
-    head: Float[NumpyArray, " transfers"]  # earliest time at which its producer can have ended [s]
-    tail: Float[NumpyArray, " transfers"]  # least time from its end to the end of the schedule [s]
-    makespan: float  # makespan if messages used no resource [s]
+    head: Float[NumpyArray, " transfers"]  # earliest end of the transfer's producer [s]
+    tail: Float[NumpyArray, " transfers"]  # least time from the transfer's end to the makespan [s]
+    makespan: float  # [s]
 
 
 def heads_and_tails(graph: TransferGraph) -> HeadsTails:
-    """Return the earliest start (head) and remaining time (tail) of transfers without queues."""
+    """Return the heads and tails of transfers without queues."""
     finish = finish_times(graph.preds, graph.duration)
     carrier = graph.program.messages.carrier
     head = start_times(graph.preds, finish)[carrier]
@@ -115,9 +118,9 @@ def heads_and_tails(graph: TransferGraph) -> HeadsTails:
 
 def queue_bound(graph: TransferGraph, times: HeadsTails) -> float:
     """Return a lower bound on the makespan from the busiest queue of transfers [s]."""
-    # Each queue is a one-machine problem: one transfer at a time, none before its head, and at
-    # least its tail after each. With interruptions allowed, Jackson's rule is optimal: serve the
-    # longest tail first (Carlier: The one-machine sequencing problem, 1982).
+    # Each queue is a one-machine problem: it runs one transfer at a time, not before its head, and
+    # the makespan is at least its end plus its tail. If transfers may be interrupted, it is optimal
+    # to run the longest tail first (Carlier: The one-machine sequencing problem, 1982).
     length = graph.duration[graph.program.messages.carrier]
     bound = times.makespan
     for queue in range(graph.num_queues):
@@ -130,7 +133,7 @@ def queue_bound(graph: TransferGraph, times: HeadsTails) -> float:
 
 def _one_queue_bound(jobs: list[tuple[float, float, float]]) -> float:
     """Return a makespan bound from one queue [s]; jobs are (head, tail, length), sorted by head."""
-    waiting: list[tuple[float, float]] = []  # minus the tail, and the remaining length
+    waiting: list[tuple[float, float]] = []  # heap of (-tail, remaining length)
     now = bound = 0.0
     for k, (head, tail, length) in enumerate(jobs):
         now = max(now, head)
@@ -148,7 +151,7 @@ def _one_queue_bound(jobs: list[tuple[float, float, float]]) -> float:
 
 
 class WaitsFor(NamedTuple):
-    """Predecessors and successors of each op and transfer as lists, without queues."""
+    """Lists of predecessors and successors of each op and transfer, without queues."""
 
     preds: list[list[int]]  # predecessors of each node, without the source
     successors: list[list[int]]  # successors of each node
@@ -170,16 +173,16 @@ def priority_order(
     graph: TransferGraph, waits: WaitsFor, tail: Float[NumpyArray, " transfers"], urgency: float
 ) -> tuple[Order, float]:
     """Run the schedule with a greedy order of transfers; return the order and the makespan [s]."""
-    # The next transfer has the smallest earliest start minus urgency times tail, at a tie the
-    # longest tail. On the reverse graph, tails are heads, and the last transfer comes first.
+    # The next transfer is the one with the smallest (earliest start - urgency * tail); at a tie,
+    # with the longest tail. For the reverse graph `tail` holds the heads, and the order is reverse.
     duration, carrier = graph.duration.tolist(), graph.program.messages.carrier.tolist()
     transfer_by_node = {node: k for k, node in enumerate(carrier)}
     num_missing = [len(preds) for preds in waits.preds]  # predecessors that have not ended
-    ready = [0.0] * len(num_missing)  # the last end so far of a node's predecessors [s]
-    free = [0.0] * graph.num_queues  # end of the last transfer so far of each queue [s]
+    ready = [0.0] * len(num_missing)  # last end of each node's predecessors so far [s]
+    free = [0.0] * graph.num_queues  # end of the last transfer of each queue so far [s]
     queues, tails = [*zip(*graph.queues.tolist(), strict=True)], tail.tolist()
-    # heap of (key, minus the tail, transfer); keys only grow as queues fill, so the first entry
-    # with an up-to-date key is the least
+    # heap of (key, -tail, transfer). Keys only grow as queues fill, so the first entry with an
+    # up-to-date key has the smallest key.
     waiting: list[tuple[float, float, int]] = []
     order, ends = list[int](), [0.0]
 
@@ -200,7 +203,7 @@ def priority_order(
                 ready_nodes += finish(node, ready[node] + duration[node])
 
     def finish(node: int, end: float) -> list[int]:
-        """End a node; return all nodes that now wait for nothing."""
+        """End a node; return the nodes whose predecessors have now all ended."""
         ready_nodes = []
         for successor in waits.successors[node]:
             if end > ready[successor]:
@@ -227,9 +230,9 @@ def priority_order(
 
 
 URGENCIES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # weights of tails in greedy orders
-NUM_DRAWS = 8  # orders of an iteration
-SHARES = (0.02, 0.1, 0.5)  # choices of the share of tails that a draw changes
-SPREADS = (0.003, 0.01, 0.03, 0.1)  # of their standard deviation, in times of the longest tail
+NUM_DRAWS = 8  # number of random orders in an iteration
+SHARES = (0.02, 0.1, 0.5)  # choices for the share of the tails that a draw changes
+SPREADS = (0.003, 0.01, 0.03, 0.1)  # choices for the standard deviation, over the longest tail
 
 
 @short_repr
@@ -237,7 +240,7 @@ class TransferOrder(NamedTuple):
     """An order of transfers.
 
     Attributes:
-      order: (transfers) messages in order, as `Program.messages` numbers them.
+      order: (transfers) indices in `Program.messages`, in order of the transfers.
       table: the schedule with SEND and RECV cells in this order.
       links: rendezvous links.
       free_bound: makespan if messages used no resource [s].
@@ -266,24 +269,24 @@ def messages(
     unless the time runs out. An interrupt (Ctrl-C) ends the search with the best order so far.
 
     Args:
-      table: the schedule; its ops keep their order, its communication cells are replaced.
+      table: the schedule. Its ops keep their order, its communication cells are replaced.
       costs: unbatched costs [s].
-      link: "rendezvous", or `Links` with that model.
-      iterations: largest number of series of random changes.
-      time_limit: time after which no further series starts [s]; None for no limit.
+      link: "rendezvous", or `Links` with this model.
+      iterations: largest number of iterations, each with some random changes.
+      time_limit: time after which no further iteration starts [s]; None for no limit.
       seed: seed of all random choices.
-      gap: the search ends when no order can save more than this share of the makespan; 0: never.
+      gap: the search ends if no order can save more than this share of the makespan.
       on_progress: called after each iteration with its number, `iterations`, and a text.
 
     Returns:
-      The best order, as a table; the bound is the larger of `free_bound` and the bound of the
-      busiest queue. Baselines are the table's "own" order (its cells, or the default of rendezvous;
-      None for a deadlock), "by producer", "pytorch" (as PyTorch lowers a schedule) and "by need"
-      (the best greedy order).
+      The best order, as a table. The lower bound is the larger of `free_bound` and the bound of the
+      busiest queue. Baselines are "own" (the order of the table's cells, or the default order of
+      rendezvous; None for a deadlock), "by producer", "pytorch" (as PyTorch lowers a schedule) and
+      "by need" (the best greedy order).
 
     Raises:
-      ValueError: if a cost is negative or not finite or has the wrong number of entries, the
-        link model is not rendezvous, iterations or time_limit is negative, or gap no share.
+      ValueError: if a cost is negative or not finite or has the wrong number of entries, the link
+        model is not rendezvous, iterations or time_limit is negative, or gap is not in [0, 1].
 
     Example:
       >>> import pipejax as pj
@@ -304,8 +307,8 @@ def messages(
 def _table_order(
     table: ScheduleTable, costs: Costs, links: Links
 ) -> tuple[Order | None, float | None]:
-    """Return a table's order of transfers, by default that of rendezvous, and its makespan [s]."""
-    # Both are None for a deadlock.
+    """Return a table's order of transfers, and its makespan [s]; both None for a deadlock."""
+    # A table without communication cells has the default order of rendezvous.
     try:
         program, vector = lower_and_price(table, costs, links)
     except ScheduleError:
@@ -336,8 +339,8 @@ class TransferSearch(LocalSearch[TransferOrder]):
         self.free_bound, self.lower_bound = times.makespan, queue_bound(self.graph, times)
         waits = WaitsFor.from_preds(self.graph.preds)
         reverse = WaitsFor(waits.successors, waits.preds)
-        # of orders that are built forwards and backwards: edges and direction; and of the best so
-        # far its makespan, tails and urgency
+        # entry 0 is for orders that are built forwards, entry 1 for orders built backwards:
+        # (edges, direction), and (makespan, tails, urgency) of the best order so far
         self._directions = (waits, 1), (reverse, -1)
         self._best_greedy = [(np.inf, times.tail, 0.0), (np.inf, times.head, 0.0)]
         by_need = [*self._greedy_orders()]
@@ -366,7 +369,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
     def _greedy_order(
         self, k: int, tail: Float[NumpyArray, " transfers"], urgency: float
     ) -> tuple[Order, float]:
-        """Return a greedy order, forwards (0) or backwards (1), and its makespan [s]."""
+        """Return a greedy order, built forwards (k = 0) or backwards (1), and its makespan [s]."""
         edges, direction = self._directions[k]
         order, end = priority_order(self.graph, edges, tail, urgency)
         if end <= self._best_greedy[k][0]:
@@ -376,7 +379,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
     def best_so_far(self) -> tuple[TransferOrder, float]:
         """Return the best order so far, and its makespan [s]."""
         ordered, makespan = self._run(self.best, waits=True)
-        if makespan > self.value * (1 + self.precision):  # the step's end waits for SENDs, too
+        if makespan > self.value * (1 + self.precision):  # slower because the end waits for SENDs
             ordered, makespan = self._run(self.best, waits=False)
         best = TransferOrder(self.best, ordered, self._arguments[1], self.free_bound)
         return best, makespan
@@ -388,7 +391,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
         return ordered, makespan_on_host(*lower_and_price(ordered, costs, links))
 
     def step(self, iteration: int) -> None:
-        """Change the best greedy orders at random, some times; keep the best order."""
+        """Change the best greedy orders at random `NUM_DRAWS` times; keep the best order."""
         for draw in range(NUM_DRAWS):
             _, tail, urgency = self._best_greedy[draw % 2]
             is_changed = self.rng.random(len(tail)) < self.rng.choice(SHARES)
