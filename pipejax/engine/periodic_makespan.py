@@ -1,11 +1,11 @@
 """Schedules with very many microbatches, by the max-plus algebra of one period.
 
-A frontier is the nodes before a column that later nodes wait for, and the latest finish so far. A
-period maps the finish times of its frontier to those of the next frontier: a matrix T in the
-max-plus semiring, whose product adds along paths and keeps the longest. With n more periods, the
-finish times are C T^n A, with the matrices A and C of the columns before and after the periods: a
-million microbatches take some twenty squarings. The eigenvalue of T, the largest mean weight of a
-cycle, is the time of every further period.
+A frontier is the set of nodes before a table column for which later nodes wait, and the latest
+finish so far. A period maps the finish times of its frontier to those of the next frontier: a
+matrix T in the max-plus semiring, whose product adds along paths and keeps the longest. With n more
+periods, the finish times are C T^n A, where A and C are the matrices of the columns before and
+after the periods. So a million microbatches take some twenty squarings. The eigenvalue of T, the
+largest mean weight of a cycle, is the time of every further period.
 """
 
 import functools
@@ -41,26 +41,26 @@ def extrapolated_makespans(
     """Return makespans of a schedule with more microbatches than its program has.
 
     Args:
-      program: lowered schedule, of enough microbatches to show its periods, say four times as
+      program: lowered schedule with enough microbatches to show its periods, about four times as
         many as workers.
       costs: as for `makespans`: every leaf a scalar, or with a leading batch axis N.
-      num_microbatches: M, that of the program or more; where a period is for more than one
-        microbatch, more by a multiple of that.
+      num_microbatches: M, at least that of the program; the difference must be a multiple of the
+        microbatches of a period.
       batch_size: as for `makespans`.
 
     Returns:
-      (batch) makespans [s]: float64 where the costs are not traced.
+      (batch) makespans [s], in float64 if the costs are not traced.
 
     Raises:
       ValueError: if the schedule has no periods, they do not add up to M, the costs are wrong as
         for `makespans`, or the times overflow.
 
     Cost:
-      A product of matrices for every bit of M, rounded up to bytes: one compilation serves a range
-      of M. Matrices have some three rows per worker.
+      One product of matrices per bit of M. The number of bits is rounded up to bytes, so that one
+      compilation serves a range of M. Matrices have about three rows per worker.
 
     Differentiation:
-      Forward and reverse mode with respect to the costs; where paths tie, each counts in part.
+      Forward and reverse mode with respect to the costs; if paths tie, each counts in part.
 
     Example:
       >>> import pipejax as pj
@@ -99,13 +99,13 @@ def cycle_time(program: Program, costs: Costs, *, batch_size: int | None = None)
     """Return the cycle time: the time that every further microbatch adds to the makespan.
 
     Args:
-      program: lowered schedule, of enough microbatches to show its periods, say four times as
+      program: lowered schedule with enough microbatches to show its periods, about four times as
         many as workers.
       costs: as for `makespans`.
       batch_size: as for `makespans`.
 
     Returns:
-      (batch) cycle times [s per microbatch]: float64 where the costs are not traced.
+      (batch) cycle times [s per microbatch], in float64 if the costs are not traced.
 
     Raises:
       ValueError: if the schedule has no periods, or the costs are wrong as for `makespans`.
@@ -170,7 +170,7 @@ def _periodic_makespan(
     """Return the makespan [s]: per period, times = period matrix^exponent @ lead-in @ times."""
     # Products are of the max-plus algebra; `exponents` are bits, the lowest first. `pieces` has
     # each period's lead-in (the columns before it) and one repetition of the period.
-    times = jnp.zeros(2, costs.duration.dtype)  # of the first frontier: the source and no end yet
+    times = jnp.zeros(2, costs.duration.dtype)  # first frontier: the source and no end yet
     for (lead_in, piece), exponent in zip(pieces, exponents, strict=True):
         times = _max_plus_product(_matrix(lead_in, costs), times)
         times = _max_plus_power(_matrix(piece, costs), exponent, times)
@@ -178,7 +178,7 @@ def _periodic_makespan(
 
 
 def _cycle_time(costs: NodeCosts, pieces: list[Piece], microbatches: Array) -> Float[Array, ""]:
-    """Return the time [s] per microbatch, summed over all periods: each runs every microbatch."""
+    """Return the time [s] per microbatch, summed over periods: each runs every microbatch."""
     means = [_cycle_mean(_matrix(piece, costs)) for piece in pieces]
     return jnp.sum(jnp.stack(means) / microbatches)
 

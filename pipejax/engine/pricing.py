@@ -69,9 +69,10 @@ def lower_and_price(
 
 
 def program_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Program:
-    """Adapt a program to costs: check its eager messages, and expand it to costs per microbatch."""
-    # The costs have `batch_axes` leading batch axes. The result is for these costs only: its links
-    # have no `eager_below` any more.
+    """Return a program for these costs: without an eager limit, and per microbatch if needed."""
+    # The costs must have the program's set of eager messages: then the limit is dropped. If costs
+    # differ by microbatch, each microbatch gets its own cost positions. The costs have `batch_axes`
+    # leading batch axes.
     if program.links.eager_below:
         if is_traced(program):
             raise ValueError("a program of links with eager_below cannot be traced: close over it")
@@ -185,14 +186,14 @@ def by_microbatch(program: Program) -> Program:
 
 
 def _node_microbatches(program: Program) -> Int[NumpyArray, " nodes"]:
-    """Return each node's microbatch; a final update gets the smallest that its stage copy ran."""
+    """Return each node's microbatch; a final update gets the smallest of its stage copy."""
     fields = program.microbatch, program.worker, program.stage, program.node_of_cell
     microbatch, worker, stage, node_of_cell = map(np.asarray, fields)
     row, slot = np.nonzero(node_of_cell != SOURCE)  # ops on lanes have a row, but no worker
     node = node_of_cell[row, slot]
     has_copy = (microbatch[node] >= 0) & (stage[node] >= 0)
     row, node = row[has_copy], node[has_copy]
-    # (workers, stages); where a worker has no copy of a stage M, which nobody reads
+    # (workers, stages) smallest microbatch; without a copy of the stage M, which nobody reads
     smallest = np.full((program.num_workers, program.layout.num_stages), program.num_microbatches)
     np.minimum.at(smallest, (row, stage[node]), microbatch[node])
     updates = program.beside_cells[worker[program.beside_cells] >= 0]
@@ -246,8 +247,8 @@ class PerOpCosts(NamedTuple):
     ops: Positions  # (ops) node of each op
     messages: Positions  # (messages) number of each message of the program
     op_seconds: Float[NumpyArray, " ops"]
-    op_worker: Int[NumpyArray, " ops"]  # or `NO_WORKER`
-    message_seconds: tuple[Float[NumpyArray, " messages"], ...]  # a part for each time
+    op_worker: Int[NumpyArray, " ops"]  # worker of each op, or `NO_WORKER`
+    message_seconds: tuple[Float[NumpyArray, " messages"], ...]  # one array for each message time
 
 
 def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
@@ -265,8 +266,8 @@ def per_op_costs(program: Program, costs: NodeCosts) -> PerOpCosts:
     message_seconds: list[Float[NumpyArray, " messages"]] = []
     column = 1 + len(ops) + np.arange(len(messages))
     carrier = np.asarray(message_table.carrier)[messages]
-    is_node = carrier != SOURCE  # it occupies its link
-    is_lag = np.asarray(message_table.lag_index)[messages] != ZERO  # it delays an edge
+    is_node = carrier != SOURCE  # the message occupies its link
+    is_lag = np.asarray(message_table.lag_index)[messages] != ZERO  # the message delays an edge
     if np.any(is_node):
         duration_index[carrier[is_node]] = column[is_node]
         message_seconds.append(duration[carrier])

@@ -53,7 +53,7 @@ def finish_times(program: Program, costs: Costs) -> NodeTimes:
 
     Differentiation:
       Exact path counts in forward and reverse mode; at a tie the first predecessor wins. A
-      `max` over the times themselves gives fractions where several are largest.
+      `max` over the times themselves gives fractions if several are largest.
 
     Cost:
       One scan of `nodes` steps, O(nodes * max_preds). For the gradient of the last end alone
@@ -79,23 +79,23 @@ def makespan(program: Program, costs: Costs) -> Float[Array, ""] | np.float64:
     """Return the makespan: the time from the first start to the last end over all ops.
 
     A pure function: jit, vmap, grad and jvp work, and neither costs nor programs of one shape
-    cause a second compilation. Costs that are numbers are solved in float64, whatever JAX's
-    default; a trace, and so a gradient, is float32 unless `jax_enable_x64` is set.
+    cause a second compilation. Untraced costs are solved in float64, whatever JAX's default. In a
+    trace, and so in a gradient, they are float32 unless `jax_enable_x64` is set.
 
     Args:
       program: lowered schedule.
       costs: unbatched costs, by stage or by stage and microbatch; batch with `jax.vmap`.
 
     Returns:
-      Makespan [s], a scalar: float64 where the costs are not traced.
+      Makespan [s], a scalar, in float64 if the costs are not traced.
 
     Raises:
-      ValueError: if a cost that is not traced is negative or not finite, or one has the wrong
-        number of entries, or a phase of the program has no cost, or the times overflow.
+      ValueError: if an untraced cost is negative or not finite, a cost has the wrong number of
+        entries, a phase of the program has no cost, or the times overflow.
 
     Differentiation:
-      The derivative with respect to a cost is the number of times that the cost stands on a
-      critical path; the sum of derivative times cost is the makespan (Euler).
+      The derivative with respect to a cost is the count of this cost on a critical path. The sum of
+      derivative times cost is the makespan (Euler).
 
     Example:
       >>> import jax, pipejax as pj
@@ -106,7 +106,7 @@ def makespan(program: Program, costs: Costs) -> Float[Array, ""] | np.float64:
       (39, 39, 68)
     """
     check_types(program=(program, Program), costs=(costs, Costs))
-    costs.check_values()  # in a trace their values are out of sight
+    costs.check_values()  # the compiled function cannot see the values
     return _makespan(program_for(program, costs), costs)
 
 
@@ -152,7 +152,7 @@ class CriticalPath(NamedTuple):
 def critical_path(
     preds: Preds | Int[NumpyArray, "nodes max_preds"], costs: NodeCosts
 ) -> CriticalPath:
-    """Find the critical path: walk back from the last node to end; at a tie, the first sink.
+    """Find the critical path: walk back from the node that ends last, at a tie the first of them.
 
     Costs of 0 at the end of the path count too: that is the derivative from above.
 
@@ -187,11 +187,11 @@ def slack(program: Program, costs: Costs, *, target: Target | None = None) -> No
     Args:
       program: lowered schedule, in topological order.
       costs: unbatched costs, as for `makespan`.
-      target: when the step must end [s]; its makespan if None.
+      target: time at which the step must end [s]; None for the makespan.
 
     Returns:
-      (nodes) slack [s], in float64 as for `makespan`; without a target 0 on every critical path,
-      up to rounding; below 0 where the target is missed on a path through the node.
+      (nodes) slack [s], in float64 as for `makespan`. Without a target it is 0 on every critical
+      path, up to rounding. It is below 0 if a path through the node misses the target.
 
     Raises:
       ValueError: as `makespan`, or if the target is negative or not finite.
@@ -249,17 +249,17 @@ def total_negative_slack(
     Args:
       program: lowered schedule.
       costs: unbatched costs; batch with `jax.vmap`.
-      target: when every worker must have ended, its update included [s].
+      target: time by which every worker must have ended, with its update [s].
 
     Returns:
-      Total negative slack [s], a scalar of at most 0: float64 where the costs are not traced.
+      Total negative slack [s], a scalar of at most 0, in float64 if the costs are not traced.
 
     Raises:
       ValueError: as `makespan`, or if the target is negative or not finite.
 
     Differentiation:
-      By a cost, minus how often it stands on the longest paths to the late workers' ends; a
-      worker that ends at the target is not late.
+      The derivative with respect to a cost is minus its count on the longest paths to the ends of
+      late workers. A worker that ends at the target is not late.
 
     Example:
       >>> import pipejax as pj
@@ -282,7 +282,7 @@ def longest_spans_and_grad(
     program: Program, costs: dict[str, Array]
 ) -> tuple[Float[Array, " batch"], dict[str, Array]]:
     """Return the longest time from a worker's first start to its last end, and its derivatives."""
-    # `costs` and the derivatives are by field of `Costs`, with a batch axis first.
+    # `costs` and derivatives are {field of `Costs`: array with a batch axis first}.
 
     def longest_span(costs: dict[str, Array]) -> Float[Array, ""]:
         preds, duration, lag = _graph(program, Costs(**costs))

@@ -1,9 +1,9 @@
 """Periods of a schedule: table columns whose ops repeat with later microbatches.
 
-A program is cut where a column begins. The frontier of a cut is the set of nodes before it that a
-later node waits for. If the columns of a period repeat, with all microbatches shifted by the same
-number, and so does the frontier, then the period maps the frontier's finish times by the same
-function as the period before.
+A program is cut where a column begins. The frontier of a cut is the set of nodes before it for
+which later nodes wait. Suppose that the columns of a period repeat, with all microbatches shifted
+by the same number, and that the frontier repeats too. Then each repetition maps the finish times of
+its frontier to those of the next frontier by the same function.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ Frontier = list[int]  # nodes; the source first and `ENDS` second
 class Piece:
     """Table columns between two cuts: a map from finish times at one cut to those at the next."""
 
-    # Index i < num_inputs is entry i of the frontier before; num_inputs + k is `nodes[k]`.
+    # An index i < num_inputs is entry i of the frontier before; num_inputs + k is `nodes[k]`.
 
     nodes: IntArray  # (nodes) nodes of the program, in order
     preds: IntArray  # (nodes, max_preds) indices of predecessors
@@ -45,11 +45,11 @@ register(Piece)
 
 
 class Period(NamedTuple):
-    """Columns that repeat (a period), and the columns between the previous period and it."""
+    """Columns that repeat (a period), and the columns between the previous period and this one."""
 
     lead_in: Piece  # columns from the period before this one, or from the start
     piece: Piece  # one period; its frontiers before and after have the same order
-    microbatches: int  # microbatches of one period, of all pipes
+    microbatches: int  # microbatches of one period, in all pipes
 
 
 class SteadyState(NamedTuple):
@@ -87,13 +87,13 @@ def steady_state(program: Program) -> SteadyState:
 
 
 class _PeriodSpan(NamedTuple):
-    """A range of columns that repeats, directly after it, with later microbatches."""
+    """A range of columns that repeats directly afterwards, with later microbatches."""
 
     cut: int  # first column
-    length: int  # columns
-    shift: int  # by which microbatches rise from one repetition to the next
+    length: int  # number of columns
+    shift: int  # increase of microbatches from one repetition to the next
     repeats: int
-    microbatches: int = 0  # of one period, of all pipes
+    microbatches: int = 0  # microbatches of one period, in all pipes
 
 
 class _Columns:
@@ -125,7 +125,7 @@ class _Columns:
                 self.last_reader[pred] = max(self.last_reader[pred], self.column[node])
 
     def _phases(self, program: Program) -> IntArray:
-        """Return each node's phase code (nodes); minus its ops' code for a collective's gate."""
+        """Return each node's phase code (nodes); a gate has minus the code of its collective."""
         phase = np.array(program.phase)
         for node, preds in enumerate(self.preds):
             gates = [pred for pred in preds if pred != SOURCE and phase[pred] <= Phase.IDLE]
@@ -134,7 +134,7 @@ class _Columns:
 
     @staticmethod
     def _rows(program: Program) -> IntArray:
-        """Return each node's worker, whose row holds the node or whose compute the node uses."""
+        """Return the worker of each node: that of its row, or that whose compute the node uses."""
         worker, cells = np.array(program.worker), np.asarray(program.node_of_cell)
         row, slot = np.nonzero(cells != SOURCE)
         worker[cells[row, slot]] = row
@@ -154,11 +154,11 @@ class _Columns:
         return columns
 
     def signature(self, column: int) -> Hashable:
-        """Return a tuple for a column's nodes and edges; equal for columns that repeat it."""
+        """Return a tuple that describes a column's nodes and edges, equal if the column repeats."""
         return tuple(sorted(self._node_signature(node) for node in self.nodes[column]))
 
     def _node_signature(self, node: int) -> tuple[object, ...]:
-        """Return a tuple for a node and its edges; equal for the same op in a later period."""
+        """Return a tuple that describes a node and its edges; repetitions have equal tuples."""
         edges: list[tuple[object, ...]] = []
         for pred, lag in zip(self.preds[node], self.lags[node], strict=True):
             if pred == SOURCE:
@@ -172,12 +172,12 @@ class _Columns:
         return self.kind[node], self.durations[node], shift, tuple(edges)
 
     def work(self, node: int) -> list[Kind]:
-        """List the kinds (phase, stage, ..) of a node's work: B is I and W; a pair has F too."""
+        """List the kinds of work of a node: a full backward counts as its parts I and W."""
+        # A kind is a tuple (phase, stage, ..). A fused pair of F and B has the kinds F, I and W.
         kind = self.kind[node]
-        is_whole_backward = kind[0] == Phase.B
-        kinds = [] if is_whole_backward else [kind]
-        # the backward of a fused pair; of another node, the node itself
-        (phase, *place), _ = self.backward.get(node, (kind, 0))
+        kinds = [] if kind[0] == Phase.B else [kind]
+        backward = self.backward[node][0] if node in self.backward else kind
+        phase, *place = backward
         if phase in INPUT_GRADS:
             kinds.append((Phase.I, *place))
         if phase == Phase.B:
@@ -198,7 +198,7 @@ class _Columns:
         return [SOURCE, ENDS, *crossing]
 
     def matched_frontiers(self, span: _PeriodSpan) -> tuple[Frontier, Frontier]:
-        """Return a period's frontiers, before and after, in matching order; empty if unequal."""
+        """Return (frontier before a period, frontier after it) in matching order, or ([], [])."""
         start, end = self.frontier(span.cut), self.frontier(span.cut + span.length)
         end_nodes = {self._key(node): node for node in end}
         matches = []
@@ -232,7 +232,7 @@ class _Columns:
 
 
 def _backwards_of_pairs(program: Program) -> dict[int, Key]:
-    """Return, by the node of each fused pair, its backward's kind and microbatch."""
+    """Return {node of a fused pair: (kind, microbatch) of its backward}."""
     layout = program.layout
     pair_nodes, microbatch = np.asarray(program.fused).T
     pair = np.asarray(program.duration_index)[pair_nodes] - layout.first_pair
@@ -284,11 +284,11 @@ def _select_spans(columns: _Columns, num_microbatches: int) -> list[_PeriodSpan]
 
 
 def _candidates(columns: _Columns) -> Iterator[_PeriodSpan]:
-    """Yield candidate periods; first periods that repeat over most columns, then the shortest."""
+    """Yield candidate periods: first those that repeat over most columns, then the shortest."""
     signatures = [columns.signature(column) for column in range(columns.num_columns)]
     signature_ids = {signature: k for k, signature in enumerate(dict.fromkeys(signatures))}
     ids = np.array([signature_ids[signature] for signature in signatures])
-    series = []  # of columns that equal the column `length` later, as (size, -length, start)
+    series = []  # (size, -length, start) of columns in a row that equal the column `length` later
     for length in range(1, columns.num_columns // 2 + 1):
         # a series begins and ends where `repeats` changes; ids a b c b c b d, length 2:
         #   repeats 0 1 1 1 0, and with a 0 at both ends the changes are at 1 and 4
@@ -303,7 +303,7 @@ def _candidates(columns: _Columns) -> Iterator[_PeriodSpan]:
 
 def _first_span(columns: _Columns, start: int, end: int, length: int) -> Iterator[_PeriodSpan]:
     """Yield the first period between `start` and `end` whose frontier repeats too, if any."""
-    shifts: set[int] = set()  # of microbatches, from each node to the same node `length` later
+    shifts: set[int] = set()  # microbatch differences of nodes and the same nodes `length` later
     for column in range(start, end):
         pairs = zip(columns.keys(column), columns.keys(column + length), strict=True)
         shifts |= {later - earlier for (_, earlier), (_, later) in pairs}

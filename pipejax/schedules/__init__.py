@@ -1,7 +1,7 @@
 """Builders that make the table of a schedule, given the schedule's name and sizes.
 
-`REGISTRY` lists the published ones of the usual ops, `EXTENDED` those whose tables have a grammar
-of their own; `find` finds a user's own.
+`REGISTRY` has the published schedules of the default ops, `EXTENDED` those whose tables extend the
+grammar. `find` also finds a user's own schedule.
 """
 
 from pipejax.base.namespaces import lazy

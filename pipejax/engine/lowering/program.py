@@ -310,7 +310,7 @@ def makespan_on_host(program: Program, vector: Float[NumpyArray, " costs"]) -> f
 
 
 def run_many_on_host(program: Program, costs: NumpyArray) -> tuple[NumpyArray, NumpyArray]:
-    """Find the longest path of a program for each of many cost vectors, a column each."""
-    # Returns exact path lengths (runs), and how often each cost is on the path (costs, runs).
+    """Find the longest path of a program for each column of `costs`, a cost vector."""
+    # Return exact path lengths (runs), and counts of each cost on the path (costs, runs).
     preds, duration = np.asarray(program.preds), np.asarray(program.duration_index)
     return longest_path.longest_paths_of_many(preds, duration, np.asarray(program.lag_index), costs)

@@ -30,7 +30,7 @@ class Reductions(NamedTuple):
     """All-reduces over gradients that several workers of a table hold, and their participants."""
 
     node: Int[NumpyArray, " reductions"]  # by stage
-    end: Float[NumpyArray, " reductions"]  # of the last gradient [unit slots]
+    end: Float[NumpyArray, " reductions"]  # end of the last gradient [unit slots]
     # copies are stages on workers: (copies) index of the all-reduce that sums a copy's gradients
     copy_reduction: Int[NumpyArray, " copies"]
     copy_worker: Int[NumpyArray, " copies"]  # worker that holds the copy
@@ -95,7 +95,7 @@ class ProgramBuilder:
         self._gates |= dict(zip(nodes.tolist(), gates[op_index].tolist(), strict=True))
 
     def durations(self, cells: Int[NumpyArray, " cells"]) -> Int[NumpyArray, " cells"]:
-        """Return the cost position of each cell's duration (cells); of a fused pair, its F's."""
+        """Return the cost position of each cell's duration (cells), for a fused pair that of F."""
         table = self.table
         phase, stage_or_worker = table.phase.ravel()[cells], table.stage.ravel()[cells]
         if table.grammar.worker_phases:
@@ -142,7 +142,7 @@ class ProgramBuilder:
         ends = np.full(self.table.num_workers, SOURCE)
         worker = self._column("worker")
         has_worker = worker != NO_WORKER
-        ends[worker[has_worker]] = np.flatnonzero(has_worker)  # of several, NumPy keeps the last
+        ends[worker[has_worker]] = np.flatnonzero(has_worker)  # NumPy keeps the last of several
         return ends
 
     def finish(self, messages: MessageTable, pairs: Int[NumpyArray, "pairs 3"]) -> Program:
@@ -195,8 +195,7 @@ class ProgramBuilder:
 
     def _distinct_edges(self) -> Int[NumpyArray, "3 edges"]:
         """Remove all edges from the builder; return tails, heads and lags, (3, distinct edges)."""
-        # Fused pairs may send each other an activation and a gradient: two edges that differ in
-        # lag.
+        # Fused pairs may send each other an activation and a gradient: two edges, different lags.
         edges = np.concatenate(self._edges, axis=1)
         self._edges.clear()
         tail, head, lag = edges

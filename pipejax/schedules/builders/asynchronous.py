@@ -29,8 +29,8 @@ ADMISSIONS = ("each-stage", "first-stage")
 def naive(num_workers: int, num_microbatches: int, *, slots: Slots = EQUAL_SLOTS) -> ScheduleTable:
     """No pipelining: a microbatch enters when the previous microbatch has updated all stages.
 
-    One worker computes at a time: the makespan is M P (F + B), the bubble ratio (P - 1) / P, and
-    a message on every boundary there and back adds 2 M (P - 1) of them. No weights are stale.
+    One worker computes at a time: the makespan is M P (F + B), the bubble ratio (P - 1) / P.
+    Messages add 2 M (P - 1) message times. No weights are stale.
 
     Example:
       >>> print(naive(2, 2))
@@ -133,7 +133,7 @@ def _table_with_updates(
     updated = microbatch if has_update is None else microbatch[has_update]
     rows = []
     for stage, turns_of_forwards in enumerate(last_backward):
-        # turn k is B of microbatch k, its U, and the forwards whose last backward it is
+        # turn k is B of microbatch k, then its U, then the forwards that follow this backward
         members = ((Phase.B, microbatch), (Phase.U, updated), (Phase.F, microbatch))
         ops = np.concatenate([phase_ops(phase, stage, numbers) for phase, numbers in members])
         turn = np.concatenate([microbatch, updated, turns_of_forwards])

@@ -156,8 +156,8 @@ def _schedule(
 
 # BitPipe: two V-shaped pipes in opposite directions, each with two stages on every worker.
 #
-# Every worker holds four stages: two of the pipe that goes down the workers and up again, two of
-# its mirror image. Microbatches start at both ends at once, as in Chimera (arXiv:2410.19367).
+# Every worker holds four stages: two of the pipe that goes down the workers and up again, and two
+# of the mirrored pipe. Microbatches start at both ends at once, as in Chimera (arXiv:2410.19367).
 
 
 @published(
@@ -179,7 +179,7 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
     units = -(-num_microbatches // num_workers)  # rounded up
     rows = []
     for worker in range(num_workers):
-        visits = _visits(num_workers, worker)  # rows of pipe, leg (0 down, 1 up) and index in pipe
+        visits = _unit_visits(num_workers, worker)  # rows (pipe, leg: 0 down, 1 up, index)
         forwards = _visit_ops(Phase.F, visits, num_workers, worker, units)
         # backwards pass the legs of a V in reverse: swap 0 and 1
         backwards = _visit_ops(Phase.B, visits ^ [0, 1, 0], num_workers, worker, units)
@@ -192,11 +192,11 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
     return spread_rows("bitpipe", rows, slots, placement, pipe_of_microbatch=microbatch_pipes)
 
 
-def _visits(workers: int, worker: int) -> NumpyArray:
-    """Return a worker's forwards of one unit in order: (ops, 3) pipe, leg and index in pipe."""
-    # A unit is P microbatches, half of them in each pipe (far, near). A leg is `DOWN` or `UP` the
-    # workers. The near pipe comes first, until microbatches of the far pipe arrive; then they
-    # alternate. The first worker of four: 0 down, down; 1 down, up, down, up; 0 up, up.
+def _unit_visits(workers: int, worker: int) -> NumpyArray:
+    """Return a worker's forwards of one unit in order, as rows (pipe, leg, index in pipe)."""
+    # A unit is P microbatches, half of them in each pipe. A leg is `DOWN` or `UP` the workers. The
+    # near pipe comes first, until microbatches of the far pipe arrive; then they alternate. The
+    # first of four workers: (0, DOWN, 0) (0, DOWN, 1) (1, DOWN, 0) (1, UP, 0) (1, DOWN, 1) ..
     half = workers // 2
     near = worker // half
     far = 1 - near
@@ -225,8 +225,8 @@ def _visit_ops(phase: Phase, visits: NumpyArray, workers: int, worker: int, unit
 
 def _is_forward(workers: int, worker: int, units: int) -> Bool[NumpyArray, " ops"]:
     """Return for each op in a worker's row of BitPipe whether it is a forward."""
-    # A unit (P microbatches) warms up, alternates and cools down. The next one warms up before its
-    # last backwards: `cool_down_and_warmup` replaces both. Two units of two workers run
+    # A unit (P microbatches) warms up, alternates and cools down. The next unit warms up before the
+    # last backwards of this one: `cool_down_and_warmup` replaces both. Two units of two workers run
     # FFF FB BBBFFF FB BBB.
     warmup = workers + workers // 2 + min(worker, workers - 1 - worker)
     steady = 2 * workers - warmup  # pairs of forward and backward

@@ -65,7 +65,7 @@ def _dualpipe_rows(
     _check_microbatches(name, num_workers, num_microbatches, 2)
     rows, half = [], num_workers // 2
     for worker in range(num_workers):
-        pipes = (0, 1) if worker < half else (1, 0)  # of directions 0 and 1
+        pipes = (0, 1) if worker < half else (1, 0)  # pipes of directions 0 and 1
         microbatches = [range(pipe, num_microbatches, 2) for pipe in pipes]
         rows.append(_row(half, min(worker, num_workers - 1 - worker), microbatches))
     return rows, bidirectional(num_workers), [m % 2 for m in range(num_microbatches)]
@@ -110,7 +110,7 @@ def _check_microbatches(name: str, workers: int, microbatches: int, step: int) -
 def _row(half: int, worker: int, microbatches: Sequence[range]) -> Int[NumpyArray, "cells 2 3"]:
     """Return a worker's row as (cells, 2, 3): phase, stage and microbatch of two ops or `NO_OP`."""
     # `microbatches` are those of directions 0 and 1.
-    stages = worker, 2 * half - 1 - worker  # of directions 0 and 1
+    stages = worker, 2 * half - 1 - worker  # stages of directions 0 and 1
     pending = {
         (phase, direction): iter(members)
         for phase in (F, B)
@@ -165,7 +165,7 @@ def _planned_cells(half: int, worker: int, microbatches: int) -> Iterator[tuple[
 #
 #     compute Fa Bm Fm Ba        net Bc Fd Bd Fc
 
-Orders = Mapping[tuple[Phase, ...], str]  # letters of the parts of a cell, by its phases
+Orders = Mapping[tuple[Phase, ...], str]  # {phases of a cell: letters of its parts in order}
 
 FORWARD_KINDS = {
     "Fa": OpKind("attention", "fa", at_start={WHOLE: 1}, look=("#A6D4F5",)),
@@ -229,10 +229,10 @@ def combined_1f1b(
 ) -> ScheduleTable:
     """1F1B with braided pairs: experts exchange tokens while another microbatch computes.
 
-    Megatron-LM's `--overlap-moe-expert-parallel-comm`: the order of ops within a pair is that of
-    `TransformerLayerSchedulePlan.run`, the order of pairs that of interleaved 1F1B, in which every
-    worker warms up with a forward more, as the two of a pair may not be of one microbatch.
-    Megatron-LM has it with V of at least 2, or on one worker.
+    This is Megatron-LM's `--overlap-moe-expert-parallel-comm`. The order of ops within a pair is
+    that of `TransformerLayerSchedulePlan.run`. The order of pairs is that of interleaved 1F1B with
+    one more warm-up forward, because the ops of a pair must not be of one microbatch. Megatron-LM
+    has it with V of at least 2, or on one worker.
 
     Options:
       stages_per_worker: V.

@@ -1,8 +1,9 @@
 """Encoders of other modalities before a language model: a graph of stages, joined to a chain.
 
-Encoders have their own workers, each a pipeline that feeds the first stage of the model; or every
-worker runs both. Then each group of K workers, K the stages of an encoder, holds a copy of all
-encoders, microbatches go round the groups, and encoders fill the waits for the model.
+Either each encoder has its own workers, a pipeline that feeds the first stage of the model. Or
+every worker runs encoders and model. Then each group of K workers holds a copy of all encoders,
+where K is the number of stages of an encoder. Groups take microbatches in turn, and encoders fill
+the bubbles.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +23,8 @@ F, B = Phase.F, Phase.B
 FOREVER = float("inf")
 NO_START = (FOREVER, 0, 0)  # start, rank, worker
 Queue = list[Op]
-# ranks of ops that can start at once: of the model, backwards of encoders, forwards of encoders;
-# the best order depends on times
+# ranks of (model ops, encoder backwards, encoder forwards) that can start at the same time; the
+# best order depends on times
 ORDERS = ((0, 1, 2), (1, 2, 0), (2, 1, 0))
 
 
@@ -46,7 +47,7 @@ class _Stages(NamedTuple):
     def graph(self) -> list[Edge]:
         """Return the edges between stages: each encoder leads to the model's first stage."""
         model_stage = self.first_of_model
-        last_stages = range(self.per_encoder - 1, model_stage, self.per_encoder)  # of the encoders
+        last_stages = range(self.per_encoder - 1, model_stage, self.per_encoder)
         return [(s, model_stage if s in last_stages else s + 1) for s in range(self.total - 1)]
 
     def num_following(self, stage: int) -> int:
@@ -146,7 +147,7 @@ def filled_encoders(
     shares = np.array([relative_time] * stages.first_of_model + [1.0] * num_workers)
     durations = [{p: slots[p.name] * share for p in (F, B)} for share in shares.tolist()]
     filling = _Filling(stages, placement[microbatch_pipes].tolist(), durations, max_held * copies)
-    runs = [filling.run(order) for order in ORDERS]  # rows, and the end of the step
+    runs = [filling.run(order) for order in ORDERS]  # (rows, end of the step) of each
     rows, _ = min(runs, key=lambda run: run[1])
     return spread_rows(
         "filled-encoders",
@@ -162,18 +163,18 @@ def filled_encoders(
 class _Filling(NamedTuple):
     """List scheduling of a model and its encoders on the same workers."""
 
-    stages: _Stages  # of encoders and model
+    stages: _Stages  # stages of encoders and model
     stage_workers: list[list[int]]  # (microbatches, stages) worker of each op
-    durations: Sequence[Mapping[Phase, float]]  # (stages) by phase, in slots
+    durations: Sequence[Mapping[Phase, float]]  # (stages) {phase: slots}
     max_in_flight: int  # microbatches that all copies of an encoder may hold
 
     def run(self, order: Sequence[int]) -> tuple[list[Queue], float]:
-        """Run the op that can start first, repeatedly; return workers' rows and the last end."""
+        """Repeatedly run the op that can start first; return (rows of workers, last end)."""
         # each worker's three queues, by rank (`order`): of equal starts, the first queue's op runs
         queues = [[row[order.index(rank)] for rank in range(3)] for row in self._queues()]
         workers, ends = range(len(queues)), dict[Op, float]()
         free, rows = [0.0] * len(queues), [Queue() for _ in workers]
-        candidates: list[tuple[float, int, int]] = [NO_START] * len(queues)  # best of each worker
+        candidates: list[tuple[float, int, int]] = [NO_START] * len(queues)  # each worker's next op
         changed_workers = {*workers}
         while True:
             for w in changed_workers:

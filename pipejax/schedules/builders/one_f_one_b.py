@@ -245,7 +245,7 @@ def _breadth_first(
     reverse: bool = False,
 ) -> ScheduleTable:
     """Build a table of all forwards, stage after stage, and then all backwards."""
-    first_stages = range(0, workers * stages_per_worker, workers)  # of worker 0
+    first_stages = range(0, workers * stages_per_worker, workers)  # stages of worker 0
     backward_order = range(microbatches)[::-1] if reverse else range(microbatches)
     rows = []
     for r in range(workers):

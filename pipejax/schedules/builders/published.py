@@ -12,13 +12,13 @@ class Builder(NamedTuple):
     """A schedule that can be built.
 
     Attributes:
-      function: makes the table.
+      function: function that makes the table.
       source: where the schedule was published.
-      planned: whether its order follows from op times, by default those of the run.
+      planned: whether the order of ops is planned from op times, by default those of the run.
       bytes_per_op: memory to make a table and its program, measured and rounded down [bytes].
       stages_per_worker: V, if no option gives it.
-      sizes: workers and microbatches of a table from a file, which has no other sizes.
-      legal: numbers of workers P and microbatches M that can be built, in words; empty if unknown.
+      sizes: workers and microbatches, if it can build no others, as a table from a file.
+      legal: text on the workers P and microbatches M that it can build; empty if unknown.
       content: hash of the code of a user's own schedule, or of its table.
 
     Example:
@@ -67,8 +67,8 @@ PLANNED, DRAWN = 900, 250  # bytes per op of plans, and of tables with known sta
 BRAIDED = 1500  # bytes per op with all its parts
 
 Function = TypeVar("Function", bound=Callable[..., ScheduleTable])
-USUAL_BUILDERS: dict[str, Builder] = {}  # of the usual ops, which the same costs price
-EXTENDED_BUILDERS: dict[str, Builder] = {}  # with a grammar of their own
+USUAL_BUILDERS: dict[str, Builder] = {}  # builders with the default grammar
+EXTENDED_BUILDERS: dict[str, Builder] = {}  # builders with an extended grammar
 
 
 def published(

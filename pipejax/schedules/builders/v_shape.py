@@ -3,8 +3,8 @@
 A building block gives the starts of the ops of one microbatch; the other microbatches repeat it at
 an interval of six ops, the number of ops of a microbatch on each worker (arXiv:2405.15362).
 Published blocks assume ops of one length (F = I = W). A repeated block leaves workers idle while
-the pipe fills and empties, so the list scheduler runs its order again without gaps, and reorders
-ops if the limit leaves room. For other times, this order is one of several that are tried.
+the pipe fills and empties. So the list scheduler runs the ops in the block's order without gaps,
+and reorders ops if the memory limit allows it. For other times, several orders are tried.
 """
 
 import itertools
@@ -54,11 +54,11 @@ from pipejax.schedules.table.table import ScheduleTable
 
 # Search for the run of building blocks with the shortest span of a worker.
 #
-# Where no op fills a gap exactly, a worker that has idled less than another may wait; other workers
+# If no op fills a gap exactly, a worker that has idled less than another may wait. Other workers
 # start an op although it makes the next one late. Idle times are known after a run, so each order
-# runs again with them (Qi et al., arXiv:2401.10241, 3.1), as long as spans get shorter.
+# runs again with these times (Qi et al., arXiv:2401.10241, 3.1), as long as spans get shorter.
 
-MAX_RUNS = 3  # of one order
+MAX_RUNS = 3  # runs of one order
 SAMPLE_MICROBATCHES = 3  # per worker, in short runs that select orders
 SELECTED_ORDERS = 4  # best orders of short runs, which are run in full
 # fields of `Order`: delay, overrunning and prefers_weights
@@ -100,8 +100,8 @@ def shortest_run(work: Work, blocks: Sequence[BuildingBlock]) -> Timeline | None
 
 
 def _runs(work: Work, order: Order) -> Iterator[tuple[Timeline, float]]:
-    """Yield runs of an order, and the longest time that a worker takes in each (its span)."""
-    # Each run knows the idle times of the run before it. They end when no span gets shorter.
+    """Yield (run, longest span of a worker) for the runs of an order."""
+    # Each run knows the idle times of the previous run. Runs end when no span gets shorter.
     block, shortest = order.block, FOREVER
     offsets = block.offsets[: len(work.microbatch_pipes)]
     order = order._replace(block=block._replace(offsets=offsets))
@@ -224,7 +224,7 @@ def _blocks(work: Work) -> list[BuildingBlock]:
 
 
 def _with_times(work: Work, slots: Slots, transfer: float, weight_share: float) -> Work:
-    """Return a work of the same size with slot durations as op times, and a time for messages."""
+    """Return `Work` of the same size, with op times from slots, and a time for messages."""
     stages = len(work.sizes)
     times = {phase: [slots[phase.name]] * stages for phase in SPLIT}
     return Work.from_placement(
@@ -291,7 +291,7 @@ def _repeat_block(work: Work, waits: Waits, delay: float = INTERVAL / 2) -> Time
 
 
 def _unit_work(microbatches: int, limits: Sequence[float]) -> Work:
-    """Return all ops on a V placement: one slot per op, free messages, and W freeing memory."""
+    """Return the work on a V placement: one slot per op, free messages, W frees all memory."""
     placement = zigzag(len(limits))
     ones = [1] * placement.shape[1]
     times = dict.fromkeys(SPLIT, ones)
@@ -309,7 +309,7 @@ def _unit_work(microbatches: int, limits: Sequence[float]) -> Work:
 # last stage.
 #
 # So any schedule that repeats a block can be extended: backwards come one interval later for each
-# reduction. Passes of the input layer are left out: short, only the first forward waits for them.
+# reduction. Passes of the input layer are short, and only the first forward waits: left out.
 
 _KINDS = {
     "X": OpKind("broadcast", "x", NETWORK, WORKER, is_collective=True, look=("#C186B2",)),
@@ -323,7 +323,7 @@ _SECOND_REDUCTION = {
 _RULES = ("X <- F@last", "S <- X", "Y <- S", "T <- Y")
 
 
-# by kind of pass (vocabulary op): its due times on a worker [slots], its rank among ops then due
+# {kind of pass (vocabulary op): (due times on a worker [slots], rank among ops due at a time)}
 Passes = Mapping[AnyPhase, tuple[Float[NumpyArray, " microbatches"], int]]
 
 

@@ -34,7 +34,7 @@ from pipejax.schedules.table.table import ScheduleTable
 @published("zb-h1", ZERO_BUBBLE)
 def zb_h1(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
     """1F1B with split backwards in the same memory; at F = I = W, a third of 1F1B's bubble."""
-    # Worker r holds P - r whole activations and, of r more, what their weight gradients need.
+    # Worker r holds P - r whole activations, and of r more activations the share for W.
     warmup = [num_workers - r for r in range(num_workers)]
     return _table("zb-h1", warmup, range(num_workers), num_microbatches, slots)
 
@@ -42,9 +42,8 @@ def zb_h1(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
 @published("zb-h2", ZERO_BUBBLE)
 def zb_h2(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS) -> ScheduleTable:
     """ZB-H1 with a warm-up twice as long: no bubble within a worker's span at F = I = W."""
-    # Worker r holds 2 (P - r) - 1 whole activations and, of 2 r more, what their weight gradients
-    # need. Steps have to overlap for its span to count: no worker may wait for all others before it
-    # updates its weights.
+    # Worker r holds 2 (P - r) - 1 whole activations, and of 2 r more activations the share for W.
+    # Its span counts only if steps overlap: no worker may wait for all others before its update.
     warmup = [2 * (num_workers - r) - 1 for r in range(num_workers)]
     delays = range(0, 2 * num_workers, 2)
     return _table("zb-h2", warmup, delays, num_microbatches, slots)
@@ -195,13 +194,13 @@ def _planned_table(
     host_links: Sequence[Sequence[int]] = (),
     stages_per_worker: int = 1,
 ) -> ScheduleTable:
-    """Build the table of ops with start times; it keeps limits of activations for any op times."""
+    """Build the table of ops with start times, which keeps memory limits at any op times."""
     placement = looped(len(limits), stages_per_worker)
     sizes = np.ones(placement.size)
     rows = rows_from_starts(
         ops, sizes=sizes, limits=limits, weight_share=weight_share, host_links=host_links
     )
-    # columns give the order of offloads on shared host links: there they stay as they are
+    # the columns of a table are the order of offloads on shared host links: keep these columns
     if host_links:
         return ScheduleTable.from_rows(rows, placement=placement, name=name, slots=slots)
     return spread_rows(name, [[op for (op,) in row] for row in rows], slots, placement)
@@ -272,7 +271,7 @@ def _activation_peaks(ops: TimedOps, weight_share: float) -> Float[NumpyArray, "
     start, end = (np.round(times / tick) for times in (ops.start, ops.end))
     is_recomputed = np.zeros(len(start), bool)
     held = HeldOps(ops.phase, ops.stage, ops.worker, is_recomputed, start, end)
-    # of the parts of an activation: the whole, what W needs, and the checkpoint, which is unused
+    # sizes of an activation's parts: the whole, the share for W, and the checkpoint (unused)
     sizes = np.outer((1.0, weight_share, 1.0), np.ones(stages))
     return HeldParts.from_ops(held).peaks(sizes, int(ops.worker.max(initial=-1)) + 1)
 

@@ -1,4 +1,4 @@
-"""Arrays of a table: the op of each worker and slot, and the rule for the weights it reads."""
+"""Arrays of a table: the op of each worker and slot, and the rule for weights of forwards."""
 
 import dataclasses
 import functools
@@ -45,7 +45,7 @@ def zigzag(num_workers: int, waves: int = 1) -> Placement:
 
 def bidirectional(num_workers: int, pipes: int = 2) -> Placement:
     """Place pipes down and up the workers alternately, as Chimera does."""
-    # each couple of 2f pipes begins P / f workers after the couple before it
+    # each couple of pipes begins P / f workers after the previous couple, if there are 2f pipes
     return couples(np.arange(num_workers, dtype=np.int32), num_workers, pipes)
 
 
@@ -132,8 +132,9 @@ def _missing_error(
     )
 
 
-# With U cells a table is asynchronous: the order of its rows says which updates a forward can see,
-# the weight rule which of these it reads. The backward of a microbatch uses the weights of its
+# With U cells a table is asynchronous: the order of its rows decides which updates a forward can
+# see, and the weight rule which of these it reads. The backward of a microbatch uses the weights of
+# its
 # forward (weight stashing, arXiv:1806.03377).
 
 
@@ -176,7 +177,7 @@ class WeightRule:
 
 NEWEST = WeightRule()
 NOWHERE = -1  # cell of an op that the table does not hold
-BYTES_PER_CELL = 32  # of a table: four numbers for the op, four for its partner
+BYTES_PER_CELL = 32  # four numbers for the op of a cell, four for its partner
 EMPTY = Phase.IDLE, -1, -1, -1  # phase, stage, microbatch and pipe of an empty cell
 
 
@@ -274,8 +275,8 @@ class Content:
 
     @functools.cached_property
     def where(self) -> Mapping[AnyPhase, Int[NumpyArray, "places microbatches"]]:
-        """Return each op's cell (worker * slots + slot) by phase, as (stages, microbatches)."""
-        # `NOWHERE` if the table lacks the op; of phases of workers the shape is (workers, ..)
+        """Return {phase: cells of its ops (stages, microbatches)}; for phases of workers (workers, ..)."""
+        # a cell is numbered worker * slots + slot, or `NOWHERE` if the table lacks the op
         worker_phases, count = self.grammar.worker_phases, self.num_microbatches
         no_stage_ops = np.broadcast_to(NOWHERE, (self.num_stages, count))
         no_worker_ops = np.broadcast_to(NOWHERE, (self.num_workers, count))
@@ -290,7 +291,7 @@ class Content:
 
     @functools.cached_property
     def first_cells(self) -> Int[NumpyArray, " cells"] | None:
-        """Return the first cell of each cell's collective, or itself; None without collectives."""
+        """Return for each cell the first cell of its collective, or itself; None without any."""
         if not self.grammar.collectives:
             return None
         first_cells = np.arange(self.cells.phase.size)

@@ -20,12 +20,12 @@ FORWARD, BACKWARD = 0, 1  # direction of a message: activation, input gradient
 class Dependencies(NamedTuple):
     """Edges between cells of a table, where a cell is numbered worker * slots + slot."""
 
-    producer: Int[NumpyArray, " edges"]  # cell that the other waits for
+    producer: Int[NumpyArray, " edges"]  # cell for which the consumer waits
     consumer: Int[NumpyArray, " edges"]  # cell that waits
     from_stage: Int[NumpyArray, " edges"]  # stage of the producing op
     to_stage: Int[NumpyArray, " edges"]  # stage of the waiting op
-    microbatch: Int[NumpyArray, " edges"]  # microbatch of both
-    pipe: Int[NumpyArray, " edges"]  # pipe of both
+    microbatch: Int[NumpyArray, " edges"]  # microbatch of both ops
+    pipe: Int[NumpyArray, " edges"]  # pipe of both ops
     direction: Int[NumpyArray, " edges"]  # `FORWARD` or `BACKWARD`
     crosses: Bool[NumpyArray, " edges"]  # whether a message leads to another worker
 
@@ -102,7 +102,7 @@ def waiting_ops(content: Content, rule: Rule) -> Iterator[Waiting]:
 def _producer_stages(
     content: Content, rule: Rule, stages: NumpyArray, consumers: NumpyArray
 ) -> Iterator[NumpyArray]:
-    """Yield a producer's stage for ops that wait by a rule, or -1; in a graph several times."""
+    """Yield the producer's stage of each waiting op, or -1; in a graph once per source stage."""
     # `stages` and `consumers` are stages and cells of the waiting ops.
     num_stages = content.num_stages
     if rule.producers[0] in content.grammar.worker_phases:
@@ -125,7 +125,7 @@ def _producer_stages(
 def _producer_microbatches(
     content: Content, rule: Rule, microbatches: NumpyArray
 ) -> Iterator[NumpyArray]:
-    """Yield a producer's microbatch for each op that waits by a rule, or -1; several for (all)."""
+    """Yield the producer's microbatch of each waiting op, or -1; for (all) once per microbatch."""
     if rule.waits_for_all:
         for microbatch in range(content.num_microbatches):
             yield np.full_like(microbatches, microbatch)
@@ -172,7 +172,7 @@ def _rule_edges(content: Content, rule: Rule) -> Iterator[tuple[NumpyArray, ...]
 def _stage_edges(
     content: Content, consumers: Sequence[AnyPhase], producer: Phase
 ) -> tuple[NumpyArray, ...]:
-    """Return fields of `Dependencies`: each consumer waits for its stage's last producer before."""
+    """Return edges from a stage's last producer before each consumer: fields of `Dependencies`."""
     ops, producers = last_before(content, consumers, (producer,))
     exists = producers != NOWHERE
     ops, producers = ops.take(exists), producers[exists]
@@ -183,9 +183,9 @@ def _stage_edges(
 def last_before(
     content: Content, consumers: Sequence[AnyPhase], producers: Sequence[AnyPhase]
 ) -> tuple[HeldCells, Int[NumpyArray, " ops"]]:
-    """Find for each consumer the last producer before it in the same row, of the same stage."""
-    # Returns the ops of the phases `consumers`, and the cell (ops) of each one's producer or
-    # `NOWHERE`. A copy is a stage on one worker: with two pipes, a stage has two copies.
+    """Find the last producer before each consumer, of the same stage in the same row."""
+    # Return (ops of the phases `consumers`, cell of each op's producer or `NOWHERE`). A copy is a
+    # stage on one worker: with two pipes, a stage has two copies.
     ops = content.ops.take(is_phase(content.ops.phase, [*consumers, *producers]))
     copy = ops.cell // content.num_slots * content.num_stages + ops.stage
     order = np.lexsort((ops.cell, copy))  # copy by copy, in row order
@@ -212,7 +212,7 @@ def _directions(waiting: Waiting, graph: Sequence[Edge]) -> Int[NumpyArray, " ed
 def cell_edges(
     content: Content, cells: Int[NumpyArray, " cells"] | None = None
 ) -> tuple[Int[NumpyArray, " edges"], Int[NumpyArray, " edges"]]:
-    """Return who waits for whom without messages, as arrays of awaited and of waiting cells."""
+    """Return (awaited cells, waiting cells): the edges between cells, without messages."""
     # Each of `cells`, by default every cell with an op, waits for its dependencies and for the cell
     # before it in its queue: its row, or its lane beside compute. The row F UNSHARD F UNSHARD with
     # UNSHARD on a lane has the queues F F and UNSHARD UNSHARD, and each F issues the UNSHARD after
@@ -253,7 +253,7 @@ class Versions(NamedTuple):
     read: Int[NumpyArray, "stages microbatches"]  # version that forward and backward read
     # update that applies the gradient; the number of updates if none does
     applied: Int[NumpyArray, "stages microbatches"]
-    updates: Int[NumpyArray, "stages microbatches"]  # updates of its copy and run
+    updates: Int[NumpyArray, "stages microbatches"]  # number of updates of its copy and run
     update_cell: Int[NumpyArray, "stages microbatches"]  # cell of that update, or `NOWHERE`
 
 
@@ -279,7 +279,7 @@ def find_versions(content: Content) -> Versions:
     newest = as_grid(events.phase == Phase.F, version)
     applied, updates = as_grid(is_gradient, version), as_grid(is_gradient, group_updates[group])
     cells = np.append(events.cell[is_update], NOWHERE)
-    next_update = as_grid(is_gradient, updates_before)  # its index among all updates
+    next_update = as_grid(is_gradient, updates_before)  # index among all updates
     update_cell = cells[np.where(applied < updates, next_update, -1)]
     lag = content.weights.lag
     read = newest if lag is None else np.maximum(applied - lag, 0)
@@ -306,7 +306,7 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     is_first = np.isin(np.arange(len(creation)), first)
     creation[~is_first] = slot[is_update]
     end = np.append(creation[1:], content.num_slots)
-    end[first[1:] - 1] = content.num_slots  # the newest of a group stays
+    end[first[1:] - 1] = content.num_slots  # the newest version of a group stays
     stage, microbatch = events.stage[is_gradient], events.microbatch[is_gradient]
     reads = first[group[is_gradient]] + versions.read[stage, microbatch]
     np.maximum.at(end, reads, slot[is_gradient] + 1)

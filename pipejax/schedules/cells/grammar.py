@@ -51,12 +51,13 @@ class Rule(NamedTuple):
 
     Attributes:
       consumer: phase of the op that waits.
-      producers: phases of the op that it waits for.
-      stage_offset: stage of the producer minus stage of the consumer; in a graph -1 is every source
-        of its edges, 1 every target.
-      is_needed: whether a consumer must have a producer, unless that stage does not exist.
+      producers: phases; the consumer waits for an op of one of them.
+      stage_offset: stage of the producer minus stage of the consumer. In a graph of stages, -1
+        stands for every source of an edge, 1 for every target.
+      is_needed: whether a consumer must have a producer, unless the producer's stage does not
+      exist.
       is_answered: whether a producer must have a consumer, on its own stage.
-      sends: whether a message leads from a producer on another worker.
+      sends: whether a producer on another worker sends a message to the consumer.
       consumer_stage: the only stage whose ops wait; `LAST` is the last one.
       producer_stage: stage of the producer, whatever the stage of the consumer.
       consumer_microbatch: the only microbatch whose ops wait.
@@ -116,7 +117,7 @@ class _End(NamedTuple):
     phase: Phase
     stage: int | None  # None for any
     microbatch: int | None  # None for any
-    offset: int  # stages from the consumer
+    offset: int  # distance from the consumer [stages]
 
 
 def parse_rule(text: str, phases: Mapping[str, AnyPhase], slices: int = 1) -> Rule:
@@ -213,19 +214,18 @@ class Grammar(PhaseLists[AnyPhase]):
     """Kinds of ops in a table and their dependencies, in addition to the default kinds.
 
     Attributes:
-      kinds: kinds of ops by their letters, which hold no digits.
-      rules: their dependencies, as texts "consumer <- producer"; see the guide.
-      items: memory that kinds take and free beside activations, by name: each as a share of a
-        whole activation of a microbatch.
+      kinds: {letters without digits: kind of op}.
+      rules: dependencies of these ops, as texts "consumer <- producer"; see the guide.
+      items: {name: size} of memory that kinds take and free beside activations; sizes are shares of
+        a whole activation of a microbatch.
       slices: K, slices of each microbatch; slice k of microbatch m is written m.k.
       forward_only: whether the table has no backward.
-      graph: edges between stages, each as (from, to); a chain if empty. Message times are by these
-        edges.
-      lanes: lane beside compute of UNSHARD and REDUCE_GRAD, as {"UNSHARD": "net"}; they stand in
-        the row if not given. Other ops wait for them on a lane, see the guide.
+      graph: edges (from, to) between stages, in the order of message times; empty for a chain.
+      lanes: lanes beside compute on which UNSHARD and REDUCE_GRAD run, as {"UNSHARD": "net"};
+        without a lane they run in the row. The guide says which ops wait for them.
 
     Raises:
-      ValueError: if letters are taken or a record or a rule is wrong.
+      ValueError: if letters are used already, or a record or a rule is wrong.
 
     Example:
       >>> import pipejax as pj
@@ -328,7 +328,7 @@ class Grammar(PhaseLists[AnyPhase]):
 
     @functools.cached_property
     def stage_rules(self) -> tuple[tuple[tuple[AnyPhase, ...], Phase], ...]:
-        """Return (consumers, producer): ops wait for their stage's last UNSHARD, .. on a lane."""
+        """Return (consumers, producer): consumers wait for their stage's last op of a lane."""
         rules = (
             (self.compute, Phase.UNSHARD),
             ((Phase.WAIT_REDUCE_GRAD, Phase.U), Phase.REDUCE_GRAD),
@@ -353,12 +353,12 @@ class Grammar(PhaseLists[AnyPhase]):
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """Return the index of each part of an activation, then of each item, by name."""
+        """Return {name: index} of the parts of an activation, then of the items."""
         return PARTS_BY_NAME | {item: len(PARTS) + k for k, item in enumerate(self.items)}
 
     @functools.cached_property
     def side_lanes(self) -> Mapping[str, tuple[AnyPhase, ...]]:
-        """Return the phases on each lane beside compute, except the host link, by lane."""
+        """Return {lane: its phases} for the lanes beside compute, except the host link."""
         lanes = dict.fromkeys(phase.kind.lane for phase in self.cell_phases if phase.kind.time)
         side_lanes = [lane for lane in lanes if lane not in (COMPUTING, HOST_LINK)]
         return {lane: self.on_lane(lane, *OWNERS) for lane in side_lanes}
@@ -370,7 +370,7 @@ class Grammar(PhaseLists[AnyPhase]):
 
     @functools.cached_property
     def unit_slots(self) -> Mapping[str, float]:
-        """Return slot durations by phase letter; 1 for a custom kind without a duration."""
+        """Return {phase letter: slot duration}; 1 for a custom kind without a duration."""
         slots: dict[str, float] = dict(UNIT_SLOTS)
         for phase in self.custom_phases:
             slots[phase.name] = 1 if phase.kind.slot is None else phase.kind.slot

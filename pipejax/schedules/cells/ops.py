@@ -92,8 +92,8 @@ class CustomPhase(int):
 AnyPhase = Phase | CustomPhase
 SomePhase = TypeVar("SomePhase", bound=AnyPhase)
 
-# Lanes run one op at a time. The row of a worker issues its ops on the host link; ops on other
-# lanes wait for their rules alone.
+# Lanes run one op at a time. The row of a worker issues its ops on the host link. Ops on other
+# lanes wait only for their dependencies.
 COMPUTING, HOST_LINK, NETWORK = LANES = "compute", "host", "net"
 # scopes: an op has a time for each microbatch on a stage, each stage, copy of a stage, or worker
 MICROBATCH, STAGE, COPY, WORKER = OWNERS = "microbatch", "stage", "copy", "worker"
@@ -112,17 +112,17 @@ class OpKind(NamedTuple):
     """Properties of one kind of op. Rules of `cells.grammar` give its dependencies.
 
     Attributes:
-      name: in words, for reports.
+      name: name in reports.
       time: name of its cost, a field of `Costs` or a new name; empty if it takes no time.
       lane: "compute", in the order of the row; "host", "net" or a new name, beside the row.
       scope: "microbatch" (of a stage), "stage", "copy" of a stage, or "worker" (a microbatch on
         every worker, of no stage).
       is_collective: whether the cells of all workers are one op, which starts when all have
         reached it.
-      slot: duration in the drawing of a table, if it has one.
-      at_start: changes of the parts of activations that its worker holds when it starts.
-      at_end: changes of these parts when it ends.
-      awaited_phase: phase for whose end it waits, if it only waits.
+      slot: duration in drawings of tables; None if it is not drawn.
+      at_start: {part: change} of the activations on its worker when the op starts.
+      at_end: {part: change} of the activations on its worker when the op ends.
+      awaited_phase: phase whose end the op waits for, if it only waits.
       look: colour in pictures, if it has one; then a darker shade for the second pipe, and a shade
         for the first of several stages of a worker. Lightness tells kinds apart.
       in_cells: whether a table holds it; otherwise only lowering adds it.
@@ -292,7 +292,7 @@ class PhaseLists(Generic[SomePhase]):
 
 
 USUAL_PHASES = PhaseLists(KINDS)
-SPLIT = (Phase.F, Phase.I, Phase.W)  # of a microbatch on a stage, in this order
+SPLIT = (Phase.F, Phase.I, Phase.W)  # phases of a microbatch on a stage, in this order
 INPUT_GRADS = (Phase.B, Phase.I)  # they send a gradient back; a forward may be fused with one
 WEIGHT_GRADS = (Phase.B, Phase.W)  # the last op of a backward
 BACKWARDS = (Phase.B, Phase.I, Phase.W)  # whole, or in two halves
@@ -426,7 +426,7 @@ def _is_plain(op: Op, phases: Mapping[str, AnyPhase]) -> bool:
 def check_cell(cell: Cell, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1) -> Cell:
     """Check a cell of ops by printing and parsing it; return it with the table's phases."""
     if isinstance(cell, tuple) and len(cell) == 1 and _is_plain(cell[0], phases):
-        return cell  # the short way of most cells: a table may have millions
+        return cell  # fast path for most cells: a table may have millions
     if not isinstance(cell, tuple | list) or not all(isinstance(op, Op) for op in cell):
         raise ValueError(f"a cell is a text such as '2F0' or a tuple of Op, got {cell!r}")
     if any(not isinstance(op.phase, AnyPhase) for op in cell):

@@ -1,8 +1,8 @@
 """Building blocks: ops of one microbatch, repeated for the other microbatches at an interval.
 
-They are the V schedules of Pipeline Parallelism with Controllable Memory (arXiv:2405.15362). The
-waiting times of a microbatch decide the memory, the interval how busy workers are. Only the order
-of a repeated block is used: the list scheduler runs its ops as early as possible (`RowOrder`).
+Building blocks are the V schedules of Pipeline Parallelism with Controllable Memory
+(arXiv:2405.15362). The waiting times of a microbatch decide the memory, and the interval decides
+how busy workers are. The list scheduler runs the ops in the block's order, as early as possible.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,16 +22,16 @@ class Waits(NamedTuple):
     # two legs. A V with stages 0 1 2 3 on workers 0 1 1 0 has the legs 0 1 and 2 3, and three
     # turns: F of stage 1 to F of 2, F to gradient of stage 3, gradients of stage 2 to stage 1.
 
-    forward: Sequence[float]  # (legs) before each F of a leg but its first
-    gradient: Sequence[float]  # (legs) before each gradient of a leg but its first
-    turns: Sequence[float]  # (2 legs - 1) at each turn, in the order of the way
+    forward: Sequence[float]  # (legs) wait before each F of a leg except the first F
+    gradient: Sequence[float]  # (legs) wait before each gradient of a leg except the first one
+    turns: Sequence[float]  # (2 legs - 1) wait at each turn, in the order of the way
 
 
 class BuildingBlock(NamedTuple):
     """Starts of one microbatch's ops in each pipe, and the start of each microbatch."""
 
-    starts: Mapping[Phase, Sequence[Sequence[float]]]  # by phase, (pipes, stages) after the first F
-    offsets: Sequence[float]  # (microbatches) start of the first F of each
+    starts: Mapping[Phase, Sequence[Sequence[float]]]  # {phase: (pipes, stages)} after the first F
+    offsets: Sequence[float]  # (microbatches) start of the first F of each microbatch
 
     def start(self, op: Op, pipe: int) -> float:
         """Return the start of an op."""
