@@ -163,8 +163,10 @@ def check_once(content: Content) -> None:
         where = f"on worker {first} in slot {first_slot} and on worker {worker} in slot {slot}"
         if first == worker:
             where = f"on worker {worker}: in slots {first_slot} and {slot}"
-        op = Op(*(field[order[k]] for field in (ops.phase, ops.stage, ops.microbatch)))
-        text = grammar.text((op._replace(phase=grammar.phases[op.phase]),))
+        phase, stage, microbatch = (
+            int(field[order[k]]) for field in (ops.phase, ops.stage, ops.microbatch)
+        )
+        text = grammar.text((Op(grammar.phases[phase], stage, microbatch),))
         raise ScheduleError(f"op {text} stands twice {where}", place=(worker, slot))
 
 
