@@ -702,13 +702,14 @@ def test_the_memory_of_now_says_what_it_rules_out(answer, answer_and_text, size,
     assert result["bottleneck"]["kind"] != "memory"
     (fault,) = (fault for fault in result["faults"] if fault["kind"] == "memory")
     words = (
-        r"memory rules out (.*) \(an option of (.*)\), which needs (.*) times as much as now "
-        r"\(--memory-limit (.*)\) and"
+        r"(.*) \(an option of (.*)\) would save .* % of the step.*, but needs (.*) times the memory "
+        r"of now \(--memory-limit (.*) allows it\)"
     )
     what, names, ratio, limit = re.match(words, fault["why"]).groups()
     assert launcher in (None, names)
     text = " ".join(text.split())
-    assert f"also: {fault['why']}; costs {seconds(fault['seconds'])}" in text
+    saved = f"would save {seconds(fault['seconds'])},"
+    assert f"also: {fault['why'].replace('would save', saved)}" in text
     # the limit admits it, as an option of the launcher
     admitted = answer(*line, "--memory-limit", limit)["remedies"]
     (remedy,) = (row for row in admitted if row["what"] == what)

@@ -182,8 +182,9 @@ def unknown(
     kind: str, value: Any, valid_names: Collection[Any], more: str = ""
 ) -> UnknownNameError:
     """Build the error about an unknown name, which lists the valid names and the nearest one."""
-    listed = ", ".join(map(_quote_empty, valid_names)) or "none"
-    text = f"unknown {kind} {value!r}: known are {listed}{more}{nearest(value, valid_names)}"
+    names = ", ".join(map(_quote_empty, valid_names))
+    listed = f"known are {names}" if names else "there are none"
+    text = f"unknown {kind} {value!r}: {listed}{more}{nearest(value, valid_names)}"
     return UnknownNameError(kind.partition(" ")[0], value, text)
 
 

@@ -468,8 +468,8 @@ def read_schedule(value: Any, where: str) -> Choice:
     check = _scalar if builder.content else _count
     for option in fields:
         if option not in builder.options:
-            listed = ", ".join(builder.options) or "none"
-            raise ValueError(f"{where}: {name} has no option {option!r}: known are {listed}")
+            listed = f"it takes {', '.join(builder.options) or 'no options'}"
+            raise ValueError(f"{where}: {name} has no option {option!r}; {listed}")
         fields[option] = check(fields[option], f"{where}: {name}: {option}")
     return Choice(name, tuple(sorted(fields.items())), builder if builder.content else None)
 

@@ -384,7 +384,7 @@ def run_sweep(
       out: path of the store.
       resume: whether to continue an existing store; complete blocks stay.
       replace: whether to replace an existing store, of this grid or another.
-      scheduler: address of a Dask scheduler whose workers evaluate; default: this process.
+      scheduler: address of a Dask scheduler, to run on its cluster; default: this process.
       on_progress: called with the points done, all points and "points", after every block.
 
     Returns:

@@ -22,6 +22,7 @@ from pipejax.cli.output.files import JSON, NO_OUTPUT, Output
 from pipejax.cli.output.numbers import digits, gigabytes, percent, quantity, seconds
 from pipejax.cli.output.plans import (
     evidence_json,
+    evidence_details,
     evidence_lines,
     launch_json,
     launch_lines,
@@ -269,6 +270,7 @@ def _details(
         "workers": [_workers(evaluation, result, scenario, held)],
         "totals": [facts(rows)],
     }
+    details |= evidence_details(result.get("evidence"))
     if "breakdown" in result:
         parts = {name: time for name, time in result["breakdown"].items() if time > 0}
         shares = (percent(time / (result["step_time"] or 1.0)) for time in parts.values())

@@ -62,13 +62,14 @@ def _times_text(times: Mapping[str, Any]) -> str:
 
 
 def form_view(
-    table: pj.ScheduleTable, form: "pj.results.Formula", plans: Plans
+    table: pj.ScheduleTable, form: "pj.results.Formula", plans: Plans, is_compared: bool = False
 ) -> Iterator[object]:
     """Yield the makespan as a formula and its exactness."""
     text = f"the largest of {len(form.facets)} sums"
     if len(form.facets) <= MAX_SUMS:
         text = escape(form.text)
-    yield f"step time = {text}, {escape(_quality(form))}"
+    of_table = f" of {escape(table.name)}" if is_compared else ""
+    yield f"step time{of_table} = {text}, {escape(_quality(form))}"
     names = {*re.findall(r"[A-Zc]\w*", form.text)}
     yield ", ".join(text for text in LETTERS if text.split()[0] in names)
     yield f"{heading(table_sizes(table))}; {LINK_TEXTS[form.program.links.model]}"
@@ -76,9 +77,9 @@ def form_view(
 
 
 def form_details(form: "pj.results.Formula") -> dict[str, Iterable[object]]:
-    """Return the regimes of a form, the borders between them and how it was derived."""
+    """Return the sums of a form, where each is the largest, and how the form was derived."""
     borders = (
-        plain(f"{border.facet} | {border.neighbour}: {border.facet} is larger where {border.text}")
+        plain(f"sum {border.facet} is larger than sum {border.neighbour} where {border.text}")
         for border in form.borders
     )
     rows = [
@@ -87,11 +88,11 @@ def form_details(form: "pj.results.Formula") -> dict[str, Iterable[object]]:
         ("derived from", f"{form.evaluations} evaluations"),
     ]
     sums = zip(form.parameters, zip(*form.facets, strict=True), strict=True)
-    columns = [("regime", range(len(form.facets))), *sums, ("bound by", form.bound_by)]
-    regimes = grid(columns, caption="bound by: in the middle of the regime")
-    details: dict[str, Iterable[object]] = {"regimes": [regimes]}
+    columns = [("sum", range(len(form.facets))), *sums, ("bound by", form.bound_by)]
+    sums_table = grid(columns, caption="bound by: amid the times for which the sum is the largest")
+    details: dict[str, Iterable[object]] = {"sums": [sums_table]}
     if form.borders:
-        details["borders"] = borders
+        details["which sum is the largest where"] = borders
     return details | {"derivation": [facts(rows, {form.text: form.latex})]}
 
 
@@ -149,9 +150,9 @@ def versus_lines(
 def _place_text(at: Mapping[str, float], form: "pj.results.Formula") -> str:
     """Write the parameter values `at` which one schedule is slower by the largest ratio."""
     # Without ranges of parameters, any multiple of these values gives the same ratio.
-    values = ", ".join(f"{key}={value:.3g}" for key, value in at.items())
     if not form.box:
-        return f"at {values} or multiples"
+        return f"for {' : '.join(at)} = {' : '.join(f'{value:.3g}' for value in at.values())}"
+    values = ", ".join(f"{key}={value:.3g}" for key, value in at.items())
     ranges = ((at[name], *form.box[name]) for name in form.box)
     inside = all(low - 1e-9 * low <= value <= high * (1 + 1e-9) for value, low, high in ranges)
     return f"at {values}" if inside else f"towards many times {values}"
@@ -238,7 +239,7 @@ def formula(
         if form_family is not None:
             ratio = table.num_microbatches / table.num_workers
             yield from map(plain, family_lines(form_family, ratio))
-        yield from form_view(table, form, plans)
+        yield from form_view(table, form, plans, bool(comparisons))
 
     return Answer(result, view(), details=form_details(form))
 

@@ -115,7 +115,7 @@ def show(
     open: bool = False,
     choose: bool = False,
 ) -> Answer:
-    """Show timelines of schedules under one time axis, with ops of unit time if there are no times.
+    """Show timelines of schedules under one time axis, or, without times, with equally long ops.
 
     A page (.html) prices them anew as sliders move; it needs no server and no net.
     """

@@ -58,8 +58,8 @@ def _view(
     links = LINK_TEXTS[data["link"]] if "link" in data else "every op takes one slot"
     if table.updates_within:
         yield (
-            f"a gradient is [bold]{staleness.mean_delay:.3g}[/] block updates old on average, at "
-            f"most [bold]{staleness.max_delay}[/] (a block update changes one stage's weights)"
+            f"a gradient is [bold]{staleness.mean_delay:.3g}[/] updates old on average, at most "
+            f"[bold]{staleness.max_delay}[/] (each is of one stage, and those of all stages count)"
         )
         versions = int(np.max(staleness.weight_versions))
         worker = int(np.argmax(staleness.weight_versions))

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.checks import resolve_choice
@@ -17,7 +16,15 @@ from pipejax.cli.options.scenario import build, command_line as command_of_scena
 from pipejax.cli.output.answer import Answer, best_so_far, progress, run_search, search_answer
 from pipejax.cli.output.files import DRAWING, JSON, NO_OUTPUT, TABLE, Output
 from pipejax.cli.output.numbers import gigabytes, percent, saving, seconds
-from pipejax.cli.output.report import SEARCH_FIELDS, pick, savings, search_end, table_sizes
+from pipejax.cli.output.report import (
+    SEARCH_FIELDS,
+    pick,
+    savings,
+    schedule_name,
+    search_end,
+    table_sizes,
+)
+from pipejax.cli.output.runs import ROUNDING
 from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
 from pipejax.search.found import Found, gap as gap_of
 
@@ -26,8 +33,8 @@ if TYPE_CHECKING:
 
 BEST_KEY = "found"  # JSON key of the best order, beside other orders
 BY_PRODUCER = "the order in which they are computed"
-# 1SEND_B2 is SEND of B of microbatch 2 by stage 1
-CELL_WORDS = r"^(\d+)(\w+)_([A-Z]+)(\d+)$", r"\2 of \3 of microbatch \4 by stage \1"
+# 1SEND_B2 is the SEND of stage 1 for B of microbatch 2
+CELL_WORDS = r"^(\d+)(\w+)_([A-Z]+)(\d+)$", r"\2 (\3 of microbatch \4, stage \1)"
 WAITS = (
     Column("transfer", "send"),
     Column("workers", lambda row: f"{row['sender']} to {row['receiver']}"),
@@ -143,7 +150,7 @@ def _messages_view(
         text = f"in {order} of messages, which no other order improves"
     yield (
         f"[bold]{seconds(result.value)}[/] per step {text} "
-        f"({escape(data['schedule'])}, {data['workers']} workers, one queue per {data['queues']})"
+        f"({schedule_name(data)}, {data['workers']} workers, one queue per {data['queues']})"
     )
     yield savings("order of messages", "step time", times, result.value)
     before = order if data["waits_of"] == "own" else BY_PRODUCER
@@ -152,14 +159,16 @@ def _messages_view(
         ops = (re.sub(*CELL_WORDS, longest[key]) for key in ("cell", "front"))
         yield (
             f"longest wait in {before}: {seconds(longest['wait'])} on worker {longest['worker']}, "
-            f"where the {' waits behind the '.join(ops)}"
+            f"{' behind '.join(ops)}"
         )
         after = f", in the best order {seconds(sum_after)}" if sum_after != sum_before else ""
         yield f"sum of all waits: {seconds(sum_before)}{after}"
     else:
         yield f"no message waits in {before}"
-    bound = seconds(data["free_bound"])
-    yield f"if no message blocked another: {bound} per step, {percent(data['free_gap'])} less"
+    text = f"{seconds(data['free_bound'])} per step, {percent(data['free_gap'])} less"
+    if data["free_gap"] <= ROUNDING:
+        text = "the same time per step, so no other order is faster"
+    yield f"if no message blocked another: {text}"
 
 
 def _waiting(data: Mapping[str, Any], count: int) -> Iterator[object]:
@@ -194,7 +203,7 @@ def _answer_permutation(
     if saved_share == 0:
         gain = f"given {nouns[0]}; the search found none that is better"
     first_lines = [
-        f"[bold]{seconds(result.value)}[/] per step with the {gain} ({escape(table.name)}, "
+        f"[bold]{seconds(result.value)}[/] per step with the {gain} ({schedule_name(sizes)}, "
         f"{table.num_workers} workers, {table.num_microbatches} microbatches, --link {link})",
         f"best {nouns[0]}: {option} {','.join(map(str, permutation))}{meaning}",
     ]
@@ -212,6 +221,7 @@ def microbatches(
 ) -> Answer:
     """Find the best order of unequal microbatches; compare sorted and random orders."""
     from pipejax.search.orders.microbatches import MicrobatchSearch
+    from pipejax.search.orders.permutations import num_orders
 
     scenario = run.scenario()
     table = build(scenario)
@@ -228,9 +238,10 @@ def microbatches(
         best = {"order": result.best.order.tolist()}
         if lengths is not None:
             best["lengths"] = [lengths[microbatch] for microbatch in best["order"]]
-        return _answer_permutation(
-            scenario, result, best, ("order", "orders tried, with repeats"), out
-        )
+        tried = "orders tried, some of them again"
+        if search.has_tried_all:
+            tried = f"all {num_orders(search.kind):,} different orders tried"
+        return _answer_permutation(scenario, result, best, ("order", tried), out)
 
     return run_search(search, iterations, time_limit, report)
 
@@ -354,9 +365,9 @@ def lookahead(
         )
         first_line = (
             f"[bold]{seconds(result.value)}[/] per step with --lookahead "
-            f"{_range(best.lookahead)} (uses by which weights are gathered ahead) and --residency "
-            f"{_range(best.residency)} (stages whose weights a worker holds at once), "
-            f"{escape(table.name)} on {table.num_workers} workers"
+            f"{_range(best.lookahead)} (how many uses ahead a worker gathers weights) and "
+            f"--residency {_range(best.residency)} (of how many stages at once), "
+            f"{schedule_name(data)} on {table.num_workers} workers"
         )
         return search_answer(
             [first_line],

@@ -103,11 +103,11 @@ def _view(data: Mapping[str, Any], errors: Any) -> Iterator[object]:
         )
     if data["ranking"] is not None:
         ranking = data["ranking"]
+        count = round(ranking["best_found"] / 100 * ranking["jobs"])
         yield (
-            f"the layout predicted fastest is the fastest in {ranking['best_found']:.0f} % of "
-            f"{ranking['jobs']} jobs ({ranking['layouts']} layouts); it takes "
-            f"{ranking['regret']:.3g} % longer than the fastest on average, "
-            f"{ranking['worst_regret']:.3g} % at most"
+            f"the layout predicted fastest is the fastest in {count} of {ranking['jobs']} jobs "
+            f"({ranking['layouts']} layouts), and takes {ranking['regret']:.3g} % longer than the "
+            f"fastest on average over the jobs, {ranking['worst_regret']:.3g} % at most"
         )
     if "out_of_memory" in data:
         verdicts = data["out_of_memory"]

@@ -80,6 +80,7 @@ TEXTS = load_json(Path(__file__).with_name("plan_words.json"))
 WORDS: Mapping[str, str] = TEXTS["degrees"]  # of a layout, in the order in which a row names them
 LIMITS: Mapping[str, str] = TEXTS["limits"]  # by numbers of a section of the machine
 MAX_SOURCES = 2  # publications that a line names
+MAX_DEFAULTS = 2  # lines of defaults of launchers on the first screen
 MAX_BREAK_EVEN = 2  # numbers of the machine that a report names
 OVERLAPS = (  # fields of a workload, degree and name of the traffic, and the option
     ("overlap", "data", "exchanges of gradients and weights", "--overlap"),
@@ -98,9 +99,9 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
         f"{request.gpus} {request.system.name}: {layout_text(best.layout)}"
     )
     limit = LIMITS.get(best.bound_by.partition(".")[0], "other")
-    fits, launcher_text = _under_launchers(plan)
+    fits, launcher_lines = _under_launchers(plan)
     if not fits:
-        yield launcher_text
+        yield "warning: this layout fits in no launcher with its defaults: --launcher NAME plans it"
     yield plain(
         f"MFU {percent(best.mfu)} (causal attention counted in full); memory "
         f"{gigabytes(best.memory_bytes)} per accelerator; bottleneck: {limit} ({best.bound_by} of "
@@ -111,8 +112,7 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     yield from evidence_lines(best_evidence, best.regime, request.system.name)
     yield _memory_limit(plan)
     yield from _assumptions(plan)
-    if launcher_text and fits:
-        yield launcher_text
+    yield from launcher_lines[:MAX_DEFAULTS]
     if plan.runners_up:
         yield from _break_even(plan)
     for entry in plan.outside:
@@ -131,7 +131,7 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
 
 
 def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
-    """Return the layouts that come next, those that are not ranked, and the search."""
+    """Return measured runs, defaults of launchers, next and unranked layouts, and the search."""
     from pipejax.analysis.step.evidence import are_tied  # needs NumPy, which help does without
 
     search = (
@@ -140,7 +140,10 @@ def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
     )
     ranked = (plan.best, *plan.runners_up)
     ties = are_tied([row.step_time for row in ranked], [row.evidence for row in ranked])
+    _, launcher_lines = _under_launchers(plan)
     details: dict[str, list[object]] = {
+        **evidence_details(evidence_json(plan.best.evidence, plan.best.step_time)),
+        "defaults of launchers": launcher_lines if launcher_lines[MAX_DEFAULTS:] else [],
         "best layouts": [_table(ranked, ties.tolist() if plan.tied > 1 else ())],
         "layouts that are not ranked": [_table(plan.outside)] if plan.outside else [],
         "search": [plain(search)],
@@ -152,7 +155,7 @@ def layout_text(layout: Mapping[str, Any]) -> str:
     """Return a layout in words, without usual values."""
     sizes = [f"{word} {layout[name]}" for name, word in WORDS.items() if layout[name] > 1]
     if units := layout["embedding_units"]:
-        sizes.append(f"embedding and head each counted in layers ({units:g})")
+        sizes.append(f"embedding and head each count as {units:g} layer{'s' * (units != 1)}")
     recompute = "" if layout["recompute"] == "none" else f", recompute {layout['recompute']}"
     schedule = layout["schedule"] if layout["pipeline"] > 1 else "no pipeline"
     return f"{schedule}, {', '.join(sizes)}, ZeRO {layout['zero']}{recompute}"
@@ -189,8 +192,6 @@ def evidence_lines(record: Mapping[str, Any] | None, regime: str, system: str) -
     if record is None:
         yield plain(f"extrapolated: nobody measured such runs ({regime}) on machines like {system}")
         return
-    names = record["sources"]
-    sources = ", ".join(names) if len(names) <= MAX_SOURCES else f"{len(names)} sources"
     differs = f"; your run differs: {', '.join(record['differs'])}" if record["differs"] else ""
     expected = "extrapolated: no range is known"
     if record["range"] is not None:
@@ -199,13 +200,30 @@ def evidence_lines(record: Mapping[str, Any] | None, regime: str, system: str) -
         basis = basis.replace("models without experts", "dense models")
         expected = f"likely range: {ends} (90 % of runs, from our errors on {basis})"
     yield plain(expected)
-    wider = "; the likely range covers more sources" if record["range"] is not None else ""
-    bias = f"{abs(record['bias']):.3g} % too {'long' if record['bias'] >= 0 else 'short'}"
     yield plain(
-        f"nearest measured runs: {record['configurations']} of {sources} ({record['regime']}) on "
-        f"{record['system']} with {record['stack']}; our step times of these runs are "
-        f"{record['mean_error']:.3g} % off on average (bias: {bias}){differs}{wider}"
+        f"closest to {record['configurations']} measured runs ({_sources(record)}, "
+        f"{record['system']}): {record['mean_error']:.3g} % off there{differs}"
     )
+
+
+def _sources(record: Mapping[str, Any]) -> str:
+    names = record["sources"]
+    return ", ".join(names) if len(names) <= MAX_SOURCES else f"{len(names)} sources"
+
+
+def evidence_details(record: Mapping[str, Any] | None) -> dict[str, list[object]]:
+    """Return what the nearest measured runs are, and their errors, from `evidence_json`."""
+    if record is None:
+        return {}
+    bias = f"{abs(record['bias']):.3g} % too {'long' if record['bias'] >= 0 else 'short'}"
+    wider = "; the likely range covers more sources" if record["range"] is not None else ""
+    lines = (
+        f"{record['configurations']} runs of {_sources(record)} ({record['regime']}) on "
+        f"{record['system']} with {record['stack']}",
+        f"our step times of these runs are {record['mean_error']:.3g} % off on average "
+        f"(bias: {bias}){wider}",
+    )
+    return {"measured runs": [*map(plain, lines)]}
 
 
 def _memory_limit(plan: "PlanResult") -> object:
@@ -242,34 +260,32 @@ def _assumptions(plan: "PlanResult") -> Iterator[object]:
     yield plain(f"assumes: {'; '.join([*overlaps, f'gradients of {gradient_bits:g} bits'])}")
 
 
-def _under_launchers(plan: "PlanResult") -> tuple[bool, object]:
-    """Return whether a launcher's defaults fit the layout, and a line on all; "" without any."""
+def _under_launchers(plan: "PlanResult") -> tuple[bool, list[object]]:
+    """Return whether a launcher's defaults fit the layout, and a line for equal results."""
     from pipejax.costs.model.launchers import LAUNCHERS  # needs NumPy, which help does without
 
-    entries = plan.under_launchers
-    bits = " or ".join(dict.fromkeys(f"{8 * entry.gradient_bytes:g}" for entry in entries))
-    names: dict[str, list[str]] = {}  # by the text on each
-    named = {name for entry in entries for name in entry.launchers}
-    for entry in entries:
-        text = f"{entry.stack and f'--stack {entry.stack} '}"
-        text += f"{seconds(entry.step_time)}, " if entry.fits else ""
-        text += f"{gigabytes(entry.memory_bytes)}{'' if entry.fits else ' (does not fit)'}"
-        names.setdefault(text, []).extend(entry.launchers)
-    if not plan.request.launcher:
-        names["as assumed above"] = [name for name in LAUNCHERS if name not in named]
-    cases = "; ".join(
-        f"{', '.join(launchers)}: {text}" for text, launchers in names.items() if launchers
-    )
-    if not entries:
-        return True, ""
-    lead, end = "with launchers' defaults", "; plan for one of them: --launcher NAME"
-    if plan.request.launcher:
-        lead, end = "with the stack of measured runs", ""
-    fits = len(named) < len(LAUNCHERS) or any(entry.fits for entry in entries)
-    if not fits:
-        lead, cases = "fits in no launcher with its defaults", cases.replace(" (does not fit)", "")
-    text = f"this layout {lead} (gradients of {bits} bits): {cases}{end}"
-    return fits, plain(text if fits else f"warning: {text}")
+    names_by_result: dict[str, list[str]] = {}
+    for entry in plan.under_launchers:
+        result = f"{gigabytes(entry.memory_bytes)}, does not fit"
+        if entry.fits:
+            result = f"{seconds(entry.step_time)}, {gigabytes(entry.memory_bytes)}"
+        result = f" ({8 * entry.gradient_bytes:g}-bit gradients): {result}"
+        if entry.stack:
+            result = f" and --stack {entry.stack}, as in measured runs{result}"
+        names_by_result.setdefault(result, []).extend(entry.launchers)
+    if not names_by_result:
+        return True, []
+    named = {name for names in names_by_result.values() for name in names}
+    others = [name for name in LAUNCHERS if name not in named]
+    if others and not plan.request.launcher:
+        names_by_result[": as assumed above"] = others
+    lines = [
+        f"with defaults of {', '.join(names)}{result}" for result, names in names_by_result.items()
+    ]
+    fits = bool(others) or any(entry.fits for entry in plan.under_launchers)
+    if fits and not plan.request.launcher:
+        lines[min(len(lines), MAX_DEFAULTS) - 1] += "; plan for one launcher: --launcher NAME"
+    return fits, [*map(plain, lines)]
 
 
 def _break_even(plan: "PlanResult") -> Iterator[object]:

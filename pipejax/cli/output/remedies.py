@@ -168,7 +168,10 @@ def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -
     for place, fault in enumerate(others):
         if place < MAX_OTHER_CAUSES or fault.kind in ALWAYS_SHOWN:
             why = fault.why.partition("; ")[0].replace(": ", ", ")
-            yield plain(f"also: {why}; costs {seconds(fault.seconds)}")
+            text = f"{why}; costs {seconds(fault.seconds)}"
+            if fault.kind == "memory":
+                text = why.replace("would save", f"would save {seconds(fault.seconds)},")
+            yield plain(f"also: {text}")
     yield from remedies_view(explanation, rows, rows)
 
 
@@ -193,12 +196,13 @@ def remedies_view(
     yield from _memory_doubt(explanation, best_rows)
     if step is None:
         yield from _other_cause(explanation, rows.index(best_rows[0]))
+    assumed = None
     for row in best_rows:
-        yield plain(lead + _remedy_text(row, explanation, step) + _means(row, explanation.launcher))
+        means = _means(row, explanation.launcher, row["assumes"] == assumed)
+        yield plain(lead + _remedy_text(row, explanation, step) + means)
+        assumed = row["assumes"]
     place = rows.index(best_rows[0]) if best_rows else 0
     yield from before_command
-    if " --scale " in rows[place]["command"] and "embedding or head" in rows[place]["assumes"]:
-        yield plain("--scale puts extra time of an end stage into embedding or head:")
     yield plain(f"next: {rows[place]['command']}")
     yield from launch_lines(_able_launches(explanation.remedies[place]), short=True)
 
@@ -257,8 +261,9 @@ def _needs(row: Mapping[str, Any]) -> str:
     return f"options of {launchers}" if launchers else SHELVES[row["shelf"]]
 
 
-def _means(row: Mapping[str, Any], launcher: str | None) -> str:
+def _means(row: Mapping[str, Any], launcher: str | None, is_repeated: bool) -> str:
     """Write who can apply a remedy, and its assumption: of hardware, the assumption is the need."""
+    # `is_repeated` if the remedy before has the same assumption
     assumes = row["assumes"].replace("; ", " and ")
     if row["shelf"] == "hardware":
         return f"; needs {assumes or _needs(row)}"
@@ -267,6 +272,8 @@ def _means(row: Mapping[str, Any], launcher: str | None) -> str:
         means = f"; no option of {launcher or 'a launcher'} does it: needs {_needs(row)}"
     if row["kind"] == "layers" and row["what"].endswith("equally long"):
         means = LAYERS_HINT
+    if is_repeated and assumes:
+        assumes = "the same"
     return means + (f"; assumes {assumes}" if assumes else "")
 
 
@@ -289,7 +296,7 @@ def effects_view(explanation: "Explanation") -> Iterator[object]:
 
 
 # of an even split, which no launcher runs
-LAYERS_HINT = "; launchers move whole layers, as remedies do with --stage-layers N"
+LAYERS_HINT = "; launchers move whole layers: for these, repeat with --stage-layers N"
 
 
 def _remedy_text(
@@ -301,7 +308,7 @@ def _remedy_text(
     verb = "saves" if row["saves"] >= 0 else "fits and takes longer by"
     saves = _with_share(abs(row["saves"]), explanation, step)
     what = row["what"].removeprefix("combined: ").replace(": all", " so that all")
-    name = ("all of " if "; " in what else "") + what.replace(": ", " ")
+    name = what.replace(": ", " ").replace("; ", " and ") + " together" * ("; " in what)
     name = name.replace("order of", "a better order of").replace("over stages so", "moved so")
     return f"{name}: {verb} {saves}{needs}"
 

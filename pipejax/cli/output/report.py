@@ -159,11 +159,13 @@ def heading(sizes: Mapping[str, Any], note: str = "") -> str:
     counts = ", ".join(
         f"{sizes[name]} {noun if sizes[name] == 1 else name}" for name, noun in nouns.items()
     )
-    name = Path(str(current_style().options.get("table", sizes["schedule"]))).name
-    return (
-        f"[bold]{escape(name)}[/]{note}, {counts}"
-        f"{' in {slices} slices'.format(**sizes) if 'slices' in sizes else ''}"
-    )
+    slices = f" in {sizes['slices']} slices" if "slices" in sizes else ""
+    return f"[bold]{schedule_name(sizes)}[/]{note}, {counts}{slices}"
+
+
+def schedule_name(sizes: Mapping[str, Any]) -> str:
+    """Return the schedule, or the name of its file."""
+    return escape(Path(str(current_style().options.get("table", sizes["schedule"]))).name)
 
 
 # reasons to stop a search that could still improve, by `stopped` of --json
@@ -177,7 +179,8 @@ def savings(noun: str, time: str, times: Mapping[str, float | None], best: float
     texts = ("-" if time is None else seconds(time) for time in all_times.values())
     shares = (percent(saving(time, best)) for time in all_times.values())
     names = (name.replace("scattered", "random") for name in all_times)
-    labels = (name.replace("folded", "first and last side by side") for name in names)
+    names = (name.replace("folded", "first and last side by side") for name in names)
+    labels = (name.replace("PyTorch", "as PyTorch gathers") for name in names)
     return grid([(noun, labels), (time, texts), ("the best is shorter by", shares)])
 
 
@@ -191,7 +194,8 @@ def search_end(result: Any, candidates: str) -> Iterator[str]:
         bound = seconds(result.lower_bound)
         proof = f"lower bound {bound}, so at most {percent(result.gap)} more could be saved"
     ended = f"; stopped by {STOP_TEXTS[result.stopped]}" if result.stopped in STOP_TEXTS else ""
-    yield f"{proof} ({result.evaluated} {candidates}{ended})"
+    tried = candidates if candidates.startswith("all ") else f"{result.evaluated} {candidates}"
+    yield f"{proof} ({tried}{ended})"
 
 
 def pick(record: Any, names: str) -> dict[str, Any]:

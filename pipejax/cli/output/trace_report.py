@@ -175,10 +175,10 @@ def _mean_step(
         if abs(part.seconds) > MIN_SHARE * mean
     )
     is_shorter = step > (1 + MIN_SAVING) * mean
-    cause = "means hide variation" if has_means else "late starts are no part of it"
+    cause = "steps vary" if has_means else "ops start late"
     why = f" (measured: {seconds(step)}, as {cause})" if is_shorter else ""
-    lead = f"with each op at its {over}, a step takes {seconds(mean)}{why}"
-    return plain(f"{lead}, of which {', '.join(texts)}")
+    lead = f"shares of a step of {seconds(mean)}, in which each op takes its {over}{why}"
+    return plain(f"{lead}: {', '.join(texts)}")
 
 
 def _ruled_out(advice: "pj.results.Explanation", step: float) -> Iterator[object]:
@@ -329,12 +329,12 @@ def _heading(analysis: "pj.results.Analysis", result: Mapping[str, Any]) -> str:
     num_parts = len(analysis.left_out)
     left_out = f"; {_count(num_parts, 'part')} of the files left out" if num_parts else ""
     error = analysis.replay.mean_error
-    fit = "is exact" if error < EXACT else f"differs from the measured times by {percent(error)}"
+    fit = "exactly as measured" if error < EXACT else f"{percent(error)} off on average"
     return (
         f"based on [bold]{escape(name)}[/], "
         f"{result['workers']} workers, {result['stages']} stages, "
         f"{result['microbatches']} microbatches{orders}: {_count(result['steps'], 'step')} of "
-        f"{_count(result['replicas'], 'replica')}; our replay of them {fit}{left_out}"
+        f"{_count(result['replicas'], 'replica')}; replayed op by op, they are {fit}{left_out}"
     )
 
 

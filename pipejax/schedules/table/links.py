@@ -88,7 +88,7 @@ class LinkModel:
 
 SENDER_WAITS = "a sender waits until its message is transmitted"
 NO_WAITS = "messages overlap with compute and never wait for each other"
-BOTH_QUEUES = "a transfer waits for its turn in the message queues of sender and receiver"
+BOTH_QUEUES = "a message waits until sender and receiver are done with their earlier messages"
 # all link models by name, the simplest first
 LINK_MODELS: dict[str, LinkModel] = {
     model.name: model

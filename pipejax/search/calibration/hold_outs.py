@@ -44,8 +44,8 @@ def read_folds(rows: MeasuredRows, hold_out: str, *, seed: int = 0) -> Folds:
         if count in (0, len(rows)):
             raise wrong(
                 "hold_out",
-                f"{hold_out!r}: {name} leaves out {count} of {len(rows)} rows: nothing "
-                f"{'is predicted' if count == 0 else 'is left to fit'}",
+                f"must leave out some rows and keep some, got {hold_out!r}: {name} leaves out "
+                f"{count} of {len(rows)} rows",
             )
     return folds
 

@@ -92,7 +92,9 @@ def parameters_with_priors(
     # `general` priors ignore the system's file, except for numbers that only a file can give.
     fitted_names = [resolve_name(name, PRIORS, "fit") for name in names]
     if not fitted_names or len(set(fitted_names)) < len(fitted_names):
-        raise wrong("fit", f"must name a number of a system once, got {','.join(names)!r}")
+        raise wrong(
+            "fit", f"must name numbers of a system, none of them twice, got {','.join(names)!r}"
+        )
     priors = [PRIORS[name] for name in fitted_names]
     centres = [
         _centre(float(system_number(system, name)), prior, general)

@@ -142,8 +142,13 @@ class PermutationSearch(LocalSearch[Best]):
         if self._current_time < self.value:
             self.best, self.value = self.current, self._current_time
         self._num_tried += len(orders)
-        if self._is_exhaustive and self._num_tried == num_orders(self.kind):
+        if self.has_tried_all:
             self.lower_bound = self.value
+
+    @property
+    def has_tried_all(self) -> bool:
+        """Return whether the search has tried all different orders."""
+        return self._is_exhaustive and self._num_tried == num_orders(self.kind)
 
     def _neighbours(self) -> Iterator[Orders]:
         """Yield batches of orders that a swap or insertion in the present order gives."""

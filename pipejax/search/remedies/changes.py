@@ -40,7 +40,7 @@ from pipejax.search.schedule.optimize import optimize
 from pipejax.search.schedule.problem import LINKS_OF_SEARCH
 
 Stages = Float[NumpyArray, " stages"]
-WHOLE_EDGES = "all layers cost the same; extra time of the first or last stage is embedding or head"
+WHOLE_EDGES = "all layers cost the same; a longer first or last stage is due to embedding or head"
 MIN_EDGE = 0.02  # of a stage: less beyond its layers is noise of measurement
 MIN_GAIN = 1e-3  # of the step: smaller savings are not reported
 COMPILED = "compiled kernels"

@@ -574,12 +574,11 @@ class _Shelves:
             names = " or ".join(self.launchers("schedule", base, best))
             shelf = f"an option of {names}" if names else SHELVES["code"]
             need = math.ceil(100 * memory.needs(best).max()) / 100  # which the option admits
-            limit_text = "" if memory.limit is not None else f" as now (--memory-limit {need:g})"
+            limit_text = "" if memory.limit is not None else f" (--memory-limit {need:g} allows it)"
             more = f" more than the best {noun} that fits" if fitting else ""
             why = (
-                f"memory rules out {best.what} ({shelf}), which needs {memory.ratio(best):.3g} "
-                f"times as much{limit_text} and would save {100 * gain / base.step_time:.3g} % of "
-                f"the step{more}"
+                f"{best.what} ({shelf}) would save {100 * gain / base.step_time:.3g} % of the step"
+                f"{more}, but needs {memory.ratio(best):.3g} times the memory of now{limit_text}"
             )
             yield Fault("memory", gain, why)
             return
