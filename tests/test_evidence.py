@@ -170,19 +170,27 @@ def test_evaluate_says_what_its_step_time_rests_on(call):
             "h100",
             "likely range: 426 ms to 543 ms (90 % of runs, from our errors on 9 data sources of",
         ),
-        ("llama3-8b", "h100", "of NVIDIA/dgxc-benchmarking (16 bits, ZeRO 0 to 2, no experts) on"),
+        (
+            "llama3-8b",
+            "h100",
+            "21 runs of NVIDIA/dgxc-benchmarking (16 bits, ZeRO 0 to 2, no experts) on",
+        ),
         (
             "llama3-8b",
             "h100",
             "step times of these runs are 1.1 % off on average (bias: 0.188 % too long); the likely",
         ),
-        ("llama3-8b", "h200", "(bias: 0.188 % too long); your run differs: h200; the likely"),
-        ("llama3-8b", "h100", "of dense models on Hopper)\nnearest"),
+        (
+            "llama3-8b",
+            "h200",
+            "(NVIDIA/dgxc-benchmarking, h100): 1.1 % off there; your run differs: h200\n",
+        ),
+        ("llama3-8b", "h100", "of dense models on Hopper)\nclosest to 21 measured runs (NVIDIA"),
         ("llama3-8b", "gb200", "of dense models on Blackwell"),
         ("mixtral-8x7b", "h100", "(16 bits, ZeRO 0 to 2, experts within nodes)"),
         ("llama3-8b", "mi300x", "extrapolated: nobody measured such runs (16 bits, ZeRO 0 to 2"),
     ):
-        code, text, _ = call(*line, "--model", model, "--system", system)
+        code, text, _ = call(*line, "--model", model, "--system", system, "--details")
         assert (code, message in text) == (0, True), (system, text)
 
 

@@ -76,7 +76,7 @@ def test_sizes_change_those_of_a_named_model(tmp_path):
 def test_rows_without_a_model_are_gpts(tmp_path):
     sizes = {"layers": "24", "hidden": "1024", "heads": "16", "sequence": "512"}
     row = sizes | {name: text for name, text in GIVEN.items() if name != "model"}
-    with pytest.warns(Notice, match="kv_heads = heads, ffn = 4 hidden, vocabulary = 51200"):
+    with pytest.warns(Notice, match="kv_heads = heads; ffn = 4 hidden; vocabulary = 51200"):
         rows = read_rows(write(tmp_path, row))
     model = rows.models[0]
     assert (model.kv_heads, model.ffn_hidden, model.vocabulary) == (16, 4096, 51200)
@@ -118,10 +118,11 @@ def test_defaults_are_said(tmp_path):
     row = {"model": "gpt-22b", "tensor": "8", "global_batch": "4", "seconds": "1.42"}
     with pytest.warns(Notice) as message:
         rows = read_rows(write(tmp_path, row))
-    assert "1 rows name no software (first: row 1)" in str(message[0].message)
-    assert "data = 1" in str(message[1].message)
+    assert "1 row names no software stack (first: row 1)" in str(message[0].message)
+    groups = str(message[1].message).partition("none: ")[2].split("; ")
+    assert any("data" in group and group.endswith(" = 1") for group in groups)
     assert "sequence_parallel = 1 where tensor > 1" in str(message[1].message)
-    assert "tensor =" not in str(message[1].message).replace("tensor > 1", "")
+    assert "tensor" not in str(message[1].message).replace("tensor > 1", "")
     assert (rows.schedule[0], rows.sequence_parallel[0], rows.zero[0]) == ("1f1b", 1, 0)
     row |= {"stack": "megatron-lm-2021"}
     with pytest.warns(Notice, match="schedule = 1f1b"):  # overlap as its stack says

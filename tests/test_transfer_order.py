@@ -436,8 +436,9 @@ def test_the_gain_is_that_over_the_own_order(call, answer, data):
     worst = pj.links.transfer_waits(
         pj.evaluate(pj.read_table(path), costs, link="rendezvous")
     ).transfers[0]
-    cell = f"{worst.cell} (stage, op, microbatch)"
-    assert f"{worst.wait:.3g} s, of {cell} behind {worst.front}" in text
+    names = [str(worst.cell), str(worst.front)]  # such as 1RECV_F3: stage, op, microbatch
+    cell, front = (f"{n[1:5]} ({n[6]} of microbatch {n[7:]}, stage {n[0]})" for n in names)
+    assert f"{worst.wait:.3g} s on worker {worst.worker}, {cell} behind {front}" in text
 
 
 def test_a_search_ends_at_the_gap_that_is_asked_for(call, answer):

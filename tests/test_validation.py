@@ -282,5 +282,6 @@ def test_simumax_runs_are_predicted_no_worse_than_by_simumax():
 def test_the_command_says_how_well_layouts_are_ranked(answer_and_text, table):
     result, text = answer_and_text("validate", DATA / "measured" / f"{table}.csv")
     ranking = result["ranking"]
-    jobs = f"{ranking['best_found']:.0f} % of {ranking['jobs']} jobs ({ranking['layouts']} layouts)"
+    count = round(ranking["best_found"] * ranking["jobs"] / 100)
+    jobs = f"{count} of {ranking['jobs']} jobs ({ranking['layouts']} layouts)"
     assert f"the layout predicted fastest is the fastest in {jobs}" in text

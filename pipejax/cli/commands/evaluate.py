@@ -21,8 +21,8 @@ from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import JSON, NO_OUTPUT, Output
 from pipejax.cli.output.numbers import digits, gigabytes, percent, quantity, seconds
 from pipejax.cli.output.plans import (
-    evidence_json,
     evidence_details,
+    evidence_json,
     evidence_lines,
     launch_json,
     launch_lines,

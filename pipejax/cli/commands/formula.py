@@ -68,8 +68,8 @@ def form_view(
     text = f"the largest of {len(form.facets)} sums"
     if len(form.facets) <= MAX_SUMS:
         text = escape(form.text)
-    of_table = f" of {escape(table.name)}" if is_compared else ""
-    yield f"step time{of_table} = {text}, {escape(_quality(form))}"
+    schedule = f" of {escape(table.name)}" if is_compared else ""
+    yield f"step time{schedule} = {text}, {escape(_quality(form))}"
     names = {*re.findall(r"[A-Zc]\w*", form.text)}
     yield ", ".join(text for text in LETTERS if text.split()[0] in names)
     yield f"{heading(table_sizes(table))}; {LINK_TEXTS[form.program.links.model]}"

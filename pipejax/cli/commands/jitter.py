@@ -90,7 +90,7 @@ def jitter(
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
     out: Annotated[Output, DATASET] = NO_OUTPUT,
 ) -> Answer:
-    """Rank schedules under random op times: quantiles of the step time, and which is robust."""
+    """Rank schedules under random op times: quantiles, and which is robust."""
     from pipejax.analysis.uncertainty.jitter import jitter_dataset
 
     listed, link = run.listed, run.links()

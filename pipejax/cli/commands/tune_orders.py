@@ -325,7 +325,7 @@ def lookahead(
     out: Annotated[Output, TABLE] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Search how far ahead each worker gathers sharded weights, and of how many stages at once."""
+    """Search how far ahead workers gather weights, and of how many stages at once."""
     from pipejax.costs.edits import ShardingCells
     from pipejax.search.tuning.lookahead import LookaheadSearch
 

@@ -70,8 +70,10 @@ def command_help(name: str, command: Callable[..., Any], *, everything: bool) ->
     records = {key: record(key, command.__name__) for key in CATALOGUE if key in options}
     option_lines = _option_lines(records, options, width)
     if len(option_lines) > SCREEN - len(lines) - 2:  # an empty line above them, a line below
-        for key in [*records]:
-            if not records[key].frequent and options[key].default is not inspect.Parameter.empty:
+        example = EXAMPLES[command.__name__].split()
+        for key, entry in [*records.items()]:
+            is_required = options[key].default is inspect.Parameter.empty
+            if not (entry.frequent or is_required or {flag(key), f"-{entry.short}"} & {*example}):
                 del records[key]
         option_lines = _option_lines(records, options, width)
     num_more = len(options) - len(records)

@@ -101,7 +101,8 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
     limit = LIMITS.get(best.bound_by.partition(".")[0], "other")
     fits, launcher_lines = _under_launchers(plan)
     if not fits:
-        yield "warning: this layout fits in no launcher with its defaults: --launcher NAME plans it"
+        text = "warning: this layout fits in no launcher with its defaults"
+        yield f"{text}; plan for one: --launcher NAME"
     yield plain(
         f"MFU {percent(best.mfu)} (causal attention counted in full); memory "
         f"{gigabytes(best.memory_bytes)} per accelerator; bottleneck: {limit} ({best.bound_by} of "
@@ -155,7 +156,7 @@ def layout_text(layout: Mapping[str, Any]) -> str:
     """Return a layout in words, without usual values."""
     sizes = [f"{word} {layout[name]}" for name, word in WORDS.items() if layout[name] > 1]
     if units := layout["embedding_units"]:
-        sizes.append(f"embedding and head each count as {units:g} layer{'s' * (units != 1)}")
+        sizes.append(f"embedding and head each count as {units:g} layer{'s' if units > 1 else ''}")
     recompute = "" if layout["recompute"] == "none" else f", recompute {layout['recompute']}"
     schedule = layout["schedule"] if layout["pipeline"] > 1 else "no pipeline"
     return f"{schedule}, {', '.join(sizes)}, ZeRO {layout['zero']}{recompute}"
@@ -284,7 +285,7 @@ def _under_launchers(plan: "PlanResult") -> tuple[bool, list[object]]:
     ]
     fits = bool(others) or any(entry.fits for entry in plan.under_launchers)
     if fits and not plan.request.launcher:
-        lines[min(len(lines), MAX_DEFAULTS) - 1] += "; plan for one launcher: --launcher NAME"
+        lines[min(len(lines), MAX_DEFAULTS) - 1] += "; plan for one: --launcher NAME"
     return fits, [*map(plain, lines)]
 
 

@@ -38,6 +38,11 @@ NARROW = {"flash_attention": True, "dropout": False}
 GPT = "gpt-22b"  # a row without a model is this model, with the sizes of the row
 GPT_VOCABULARY = 51200  # as Megatron pads it
 NO_STACK = "kernels run at the system's rates, and no communication overlaps with compute"
+DEFAULT_TEXTS = {
+    "accelerators_per_node": "as in the system",
+    "embedding_units": "0 (the embedding counts as no layer)",
+    "loss_units": "0 (the head counts as no layer)",
+}
 NEEDED_SIZES = ("layers", "hidden", "heads", "sequence")  # of a row without a model
 TEXTS = ("system", "group", "release", "source")
 _SOFTWARE = {field.name: field.default for field in dataclasses.fields(Workload)}
@@ -112,15 +117,20 @@ class RowReader:
         """Warn about rows without a software stack, and about the defaults of missing cells."""
         if self.without_stack:
             count, first = len(self.without_stack), self.without_stack[0]
+            rows = f"{count} rows name" if count > 1 else "1 row names"
             warnings.warn(
-                f"{self.path}: {count} rows name no software (first: row {first}), so {NO_STACK}; "
-                "give a column stack or --stack (docs/measured_rows.md has one per framework)",
+                f"{self.path}: {rows} no software stack (first: row {first}), so {NO_STACK}; add a "
+                "column stack, or --stack with a name that `pipejax schedules --stacks` lists",
                 Notice,
                 5,
             )
         if self.defaults:
-            listed = ", ".join(f"{name} = {value}" for name, value in self.defaults.items())
-            warnings.warn(f"{self.path}: columns missing in some rows: {listed}", Notice, 5)
+            names_by_value: dict[str, list[str]] = {}
+            for name, value in self.defaults.items():
+                names_by_value.setdefault(str(value), []).append(name)
+            groups = (f"{', '.join(names)} = {value}" for value, names in names_by_value.items())
+            listed = "; ".join(groups)
+            warnings.warn(f"{self.path}: values assumed where a row has none: {listed}", Notice, 5)
 
     def read(self, number: int, cells: dict[str, Any]) -> dict[str, Any]:
         """Convert the cells of row `number`, from 1, to a value for each column, with defaults."""
@@ -169,8 +179,7 @@ class RowReader:
             if cells.get("op", STEP) == STEP:
                 raise ValueError(f"{name} is missing")
             return 0  # a row of a single op: `_profiled_op` replaces it
-        default_text = "of the system" if name == "accelerators_per_node" else None
-        return self._value(cells, name, default, default_text)
+        return self._value(cells, name, default, DEFAULT_TEXTS.get(name))
 
     def _replicas(self, cells: dict[str, Any]) -> int:
         """Compute a row's number of data-parallel replicas from its number of accelerators."""
