@@ -277,7 +277,6 @@ def _read_rule(text: str, scaled: ScaledFields) -> ScalingRule:
 
 
 def _read_factor(text: str, where: str) -> float:
-    """Parse a factor, which must be a number of at least 0."""
     factor = parse_float(text)
     if not is_number(factor):
         raise ValueError(f"{where} must be a number of at least 0, got {text!r}")

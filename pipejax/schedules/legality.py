@@ -40,7 +40,7 @@ from pipejax.schedules.cells.ops import (
 
 def _cell_error(content: Content, cell: Index, reason: str, *phases: AnyPhase) -> ScheduleError:
     """Return the error about a cell, with {op} and {worker} in the reason filled in."""
-    # Of a fused pair, {op} is the op of the given phases, or both ops.
+    # For a fused pair, {op} is the op with one of the phases; without phases, both ops.
     worker, slot = place = content.place(cell)
     ops = tuple(op for op in content.cell(worker, slot) if not phases or op.phase in phases)
     return ScheduleError(reason.format(op=content.grammar.text(ops), worker=worker), place=place)
@@ -107,18 +107,20 @@ def check_ranges(content: Content) -> None:
     if unknown_stages := graph_stages - {*range(stages)}:
         stage = min(unknown_stages)
         raise ScheduleError(f"graph: stage {stage} does not exist: stages are 0 to {stages - 1}")
-    for is_checked, values, count, what in (
-        (has_stage, ops.stage, stages, "has no place: stages"),
-        (has_microbatch, ops.microbatch, content.num_microbatches, "has no forward: microbatches"),
-        (has_microbatch, ops.pipe, content.num_pipes, "belongs to no pipe: pipes"),
+    count, pipes = content.num_microbatches, content.num_pipes
+    for is_checked, values, end, why in (
+        (has_stage, ops.stage, stages, "has no place: stages are 0 to"),
+        (has_microbatch, ops.microbatch, count, "has no forward: microbatches are 0 to"),
+        (has_microbatch, ops.pipe, pipes, "belongs to no pipe: pipes are 0 to"),
     ):
-        reason = f"op {{op}} on worker {{worker}} {what} are 0 to {count - 1}"
-        _refuse_cells(content, ops.cell[is_checked & ((values < 0) | (values >= count))], reason)
+        reason = f"op {{op}} on worker {{worker}} {why} {end - 1}"
+        _refuse_cells(content, ops.cell[is_checked & ((values < 0) | (values >= end))], reason)
     if not content.num_microbatches:
         raise ScheduleError("no op of the table computes a microbatch")
-    last, part = divmod(content.num_microbatches, grammar.slices)
-    if part:
-        raise ScheduleError(f"microbatch {last} has {part} slices of {grammar.slices}")
+    cut_microbatch, num_slices = divmod(content.num_microbatches, grammar.slices)
+    if num_slices:
+        text = f"microbatch {cut_microbatch} has {num_slices} slices of {grammar.slices}"
+        raise ScheduleError(text)
     slice_pipes = content.pipe_of_microbatch.reshape(-1, grammar.slices)
     if fault := _first_true((slice_pipes != slice_pipes[:, :1]).any(axis=1)):
         raise ScheduleError(f"slices of microbatch {fault[0]} are in several pipes")
@@ -296,7 +298,7 @@ def check_order(content: Content) -> None:
         raise _cell_error(content, edges.consumer[k], reason)
     tail, head = edges.producer, edges.consumer
     if content.first_cells is None and np.all(tail_slot <= head_slot):
-        # column by column is an order, so a cycle can only be within a column
+        # ops can run column by column, so a cycle can only be within a column
         within_column = tail_slot == head_slot
         tail, head = tail[within_column], head[within_column]
     else:
@@ -336,7 +338,7 @@ def check_gathered(content: Content) -> None:
 
 def check_updates(content: Content) -> None:
     """Check that updates U apply each gradient once, and forwards read versions that exist then."""
-    # With several runs, also that no run begins a round before all have ended the round before it.
+    # With several runs, no run may begin a round before all runs have ended the previous round.
     rule, where = content.weights, content.where
     if not len(content.updates):
         if rule != NEWEST:

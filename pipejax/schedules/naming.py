@@ -36,7 +36,7 @@ from pipejax.schedules.registry import BUILT_IN, check_size
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import FORMAT, read_table, to_json
 
-GROUP = "pipejax.schedules"  # of entry points
+GROUP = "pipejax.schedules"  # group of entry points
 SIZES = ("num_workers", "num_microbatches")
 PACKAGE = str(Path(__file__).parents[1])
 _NAME = re.compile(r"[^\s,:=/\\]+")
@@ -48,7 +48,7 @@ registered: dict[str, Builder] = {}
 class OwnFunction:
     """A user's function as a builder, which checks its result and locates its errors."""
 
-    name: str  # that its tables bear
+    name: str  # name of its tables
     function: Callable[..., Any]  # makes a table, or rows of one
     file: tuple[str, str] = ("", "")  # path and text, for processes that do not have the file
 
@@ -131,8 +131,8 @@ class OwnFunction:
 class OneTable:
     """A fixed table as a builder, which can build only the table's own size."""
 
-    name: str  # as it was given
-    table: ScheduleTable  # its name differs from every published one
+    name: str  # path of the table
+    table: ScheduleTable  # table under a name that no published schedule has
 
     def __call__(self, num_workers: int, num_microbatches: int) -> ScheduleTable:
         """Return the table if it has the requested size."""
@@ -152,14 +152,14 @@ def register(name: str, function: Callable[..., Any]) -> None:
     of the group `pipejax.schedules`, and a Python file is given as `mine.py:build`.
 
     Args:
-      name: of the schedule; one that was registered before is replaced.
-      function: takes num_workers and num_microbatches, and options of its own, by name; returns a
-        `ScheduleTable`, or rows as `ScheduleTable.from_rows` takes them. A ValueError says that
-        the schedule does not exist for these numbers.
+      name: name of the schedule; it replaces a schedule that was registered under this name.
+      function: function with the arguments num_workers and num_microbatches, and further options.
+        It returns a `ScheduleTable`, or rows as for `ScheduleTable.from_rows`. It raises a
+        ValueError if the schedule does not exist for these numbers.
 
     Raises:
-      ValueError: if a built-in schedule has the name, an option could not take it, or the
-        function does not take both sizes.
+      ValueError: if the name is no single word or is that of a built-in schedule, or the function
+        does not take both sizes.
 
     Example:
       >>> def one_by_one(num_workers, num_microbatches):
@@ -229,7 +229,7 @@ def _execute(path: str, text: str) -> types.ModuleType:
     """Execute a file once, with its folder first in the module search path."""
     module = types.ModuleType(f"pipejax_own_{_digest(path + text)[:16]}")
     module.__file__ = path
-    sys.modules[module.__name__] = module  # dataclasses look there
+    sys.modules[module.__name__] = module  # dataclasses look up the module there
     sys.path.insert(0, str(Path(path).resolve().parent))
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -275,7 +275,7 @@ def names() -> tuple[str, ...]:
     """Return the names of all schedules that can be built.
 
     Returns:
-      Names for `build`: the built-in ones, then those that are registered or installed.
+      Names for `build`: built-in schedules, then those that are registered or installed.
 
     Example:
       >>> names()[:3]
@@ -294,7 +294,7 @@ def named(text: str) -> str:
       The name, under which `find` finds its builder.
 
     Raises:
-      ValueError: if it names none; the message lists the names and says which is the nearest.
+      ValueError: if no schedule has the name; the message lists all names and suggests the nearest.
 
     Example:
       >>> named("GPipe")
@@ -308,10 +308,10 @@ def find(text: str, *, repair: str | None = None) -> Builder:
 
     Args:
       text: a name, FILE.py:FUNCTION, or the path of a table.
-      repair: as `read_table` takes it, where the text is the path of a CSV.
+      repair: as for `read_table`, if the text is the path of a CSV.
 
     Returns:
-      The builder; that of a table from a file has one size alone.
+      The builder; for a table from a file, it can build one size only.
 
     Raises:
       ValueError: if it names no schedule, or its file holds none.
@@ -328,12 +328,12 @@ def listed(text: str, *, repair: str | None = None) -> list[str]:
     """Return the names of the schedules that a text denotes; for a folder, all its tables.
 
     Args:
-      text: what `named` takes, or a folder. Of its files, those that end in .csv are tables, and
-        those in .json that say so.
-      repair: as `read_table` takes it, for a CSV.
+      text: text as for `named`, or a folder, whose tables are its .csv files and the .json files
+        that are tables.
+      repair: as for `read_table`, for a CSV.
 
     Returns:
-      Names, of a folder's tables in order.
+      Names; for a folder, those of its tables in order.
 
     Raises:
       ValueError: as `named`, or if the folder holds no table.
@@ -365,7 +365,7 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
 
     Raises:
       ValueError: if the name is unknown, the schedule does not exist for these numbers, or its
-        table cannot fit into the memory of this machine; what a function of your own raises is
+        table cannot fit into the memory of this machine; errors of a function of your own are
         named with its file and line.
 
     Example:
@@ -412,7 +412,7 @@ def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
         name = match_name(text, installed())
         if name is not None:
             return name, installed_builder(name)
-    if os.path.isdir(text):  # which an empty text is not, while Path("") is
+    if os.path.isdir(text):  # false for an empty text, while Path("") is a folder
         raise ValueError(f"{text} is a folder: name one of its tables")
     if path.suffix in TABLES or os.path.isfile(text):
         csv_repair = None if path.suffix == ".json" else repair

@@ -19,8 +19,8 @@ from pipejax.schedules.legality import check_shares, check_slots
 from pipejax.schedules.table.slot_simulation import without_idle_slots
 from pipejax.schedules.table.table import ScheduleTable
 
-OWN_ORDER = "own"  # name of a schedule whose table bears the name of another
-BUILT = "_built"  # attribute of tables that a builder made from sizes alone: their names are true
+OWN_ORDER = "own"  # name of a schedule whose table has the name of another schedule
+BUILT = "_built"  # attribute of tables that a builder made from sizes only: their names are right
 Rows = tuple[tuple[AnyPhase, ...], *tuple[bytes, ...]] | tuple[()]  # equal for equal rows
 SIZES = {"num_workers", "num_microbatches", "stages_per_worker", "waves", "slices"}
 
@@ -32,7 +32,7 @@ def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
       table: any schedule, without communication.
 
     Returns:
-      Name and options of its builder. Planned schedules, whose rows depend on times, are not tried.
+      Name and options of the builder. Planned schedules, whose rows depend on times, are not tried.
 
     Example:
       >>> import pipejax as pj
@@ -54,7 +54,7 @@ def _find(
     values = {"stages_per_worker": per_worker, "waves": per_worker // 2, "slices": slices}
     has_offloads = Phase.O in table.used_phases
     rows = _rows_without_idle(table, ignored)
-    # try the table's own name first: most are true
+    # try the table's name first, because most names are right
     for name in sorted(names or REGISTRY, key=lambda name: name != table.name):
         builder = REGISTRY[name]
         options = {key: value for key, value in values.items() if key in builder.options}
@@ -90,17 +90,17 @@ def schedule_name(table: ScheduleTable) -> str:
     """Return the name of a table's schedule; if unknown, the table's own name or "own"."""
     if vars(table).get(BUILT):
         return table.name
-    # launchers recompute by an option of their own, in the same order
+    # R is ignored: launchers recompute by a further option, which does not change the order
     match, builder = _find(table, (Phase.R,)), REGISTRY.get(table.name)
     if match is not None or (table.grammar.is_usual and interleaved_groups(table)):
         return match[0] if match else "interleaved-1f1b"
-    # a file can bear any name, and messages in an order of their own change a schedule
+    # a file can have any name, and another order of messages makes another schedule
     return table.name if builder is None or builder.planned else OWN_ORDER
 
 
 @cached_method
 def matching_name(table: ScheduleTable, names: tuple[str, ...]) -> str:
-    """Return the first of these schedules with a table's rows; "" if none has, without options."""
+    """Return the first of these schedules, without options, that has a table's rows; else ""."""
     match = _find(table, (Phase.R,), names)
     return match[0] if match else ""
 
@@ -134,7 +134,7 @@ def _rows_without_idle(table: ScheduleTable, ignored: tuple[Phase, ...]) -> Rows
     return phases, *(array.tobytes() for array in arrays)
 
 
-# modules with builders: lists of schedules have their order
+# modules with builders, in the order of lists of schedules
 MODULES = (
     *("one_f_one_b", "chimera", "dualpipe", "zero_bubble"),
     *("v_shape", "asynchronous", "encoders"),
@@ -173,15 +173,15 @@ def _with_checks(builder: Builder) -> Callable[..., ScheduleTable]:
 
 
 def _registry(builders: Mapping[str, Builder]) -> Mapping[str, Builder]:
-    """Return builders that check their arguments, by name."""
+    """Return {name: builder that checks its arguments}."""
     return ResultDict(
         (name, builder._replace(function=_with_checks(builder), legal=builder.legal or ANY))
         for name, builder in builders.items()
     )
 
 
-REGISTRY = _registry(USUAL_BUILDERS)  # the same costs price them
-EXTENDED = _registry(EXTENDED_BUILDERS)  # with a grammar of their own
+REGISTRY = _registry(USUAL_BUILDERS)  # builders with the default grammar
+EXTENDED = _registry(EXTENDED_BUILDERS)  # builders with an extended grammar
 BUILT_IN = {**REGISTRY, **EXTENDED}
 
 

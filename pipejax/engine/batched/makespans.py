@@ -444,7 +444,6 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
 
 
 def _join(*arrays: Any) -> Any:
-    """Concatenate arrays along their last axis, the batch."""
     xp: Any = jnp if isinstance(arrays[0], jax.Array) else np
     return xp.concatenate(arrays, axis=-1)
 

@@ -125,7 +125,6 @@ def _lower_with_mask(table: ScheduleTable, links: Links, step_end: bool, mask: b
 
 
 def _timed_phases(table: ScheduleTable, *codes: Int[NumpyArray, " cells"]) -> tuple[AnyPhase, ...]:
-    """List the phases with a duration among phase codes."""
     present = np.unique(np.concatenate(codes)).tolist()
     return tuple(phase for phase in table.grammar.timed if phase in present)
 
@@ -227,7 +226,6 @@ def _message_table(builder: ProgramBuilder, messages: Dependencies, eager: Which
 
 
 def _add_reductions_before_updates(builder: ProgramBuilder) -> None:
-    """Add an all-reduce over a stage's replicas before every update cell (U)."""
     table = builder.table
     update, update_index = np.unique(find_versions(table).update_cell, return_inverse=True)
     # cell of the last gradient before each update: the largest of its microbatches' cells

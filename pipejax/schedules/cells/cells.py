@@ -275,7 +275,7 @@ class Content:
 
     @functools.cached_property
     def where(self) -> Mapping[AnyPhase, Int[NumpyArray, "places microbatches"]]:
-        """Return {phase: cells of its ops (stages, microbatches)}; for phases of workers (workers, ..)."""
+        """Return {phase: cells of its ops (stages, microbatches)}; for workers (workers, ..)."""
         # a cell is numbered worker * slots + slot, or `NOWHERE` if the table lacks the op
         worker_phases, count = self.grammar.worker_phases, self.num_microbatches
         no_stage_ops = np.broadcast_to(NOWHERE, (self.num_stages, count))

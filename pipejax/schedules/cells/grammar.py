@@ -328,7 +328,7 @@ class Grammar(PhaseLists[AnyPhase]):
 
     @functools.cached_property
     def stage_rules(self) -> tuple[tuple[tuple[AnyPhase, ...], Phase], ...]:
-        """Return (consumers, producer): consumers wait for their stage's last op of a lane."""
+        """Return (consumers, producer): ops wait for their stage's last UNSHARD, .. on a lane."""
         rules = (
             (self.compute, Phase.UNSHARD),
             ((Phase.WAIT_REDUCE_GRAD, Phase.U), Phase.REDUCE_GRAD),

@@ -129,7 +129,7 @@ def _first_gap(
 
 
 def _positions(work: Work) -> list[float]:
-    """Return each microbatch's start, in intervals after the first; pipes alternate."""
+    """Return the start of each microbatch, in intervals after the first one; pipes alternate."""
     # microbatches of pipes 0 0 1 1 start at 0 2 1 3
     pipes, count = len(work.placement), len(work.microbatch_pipes)
     pipe_counts = np.bincount(work.microbatch_pipes, minlength=pipes).tolist()
@@ -142,7 +142,7 @@ def _positions(work: Work) -> list[float]:
 
 def least_interval(work: Work, block: BuildingBlock | None = None) -> float:
     """Return a lower bound on the interval between microbatches: the busiest worker's work."""
-    # with a block, also of its memory: activation size times lifetime over limit
+    # with a block, memory also limits the interval: activation size times lifetime, over the limit
     busy, held = (np.zeros(len(work.limits)) for _ in range(2))
     times = [work.durations[phase] for phase in COMPUTE if phase in work.durations]
     stage_times = np.sum(times, axis=0)
@@ -159,8 +159,8 @@ def least_interval(work: Work, block: BuildingBlock | None = None) -> float:
 
 # The order of a repeated building block as a rule of the list scheduler.
 #
-# While a worker waits for its next op, it runs weight gradients, and later ops if they leave room
-# for all earlier ops of the order: so the order never gets stuck. An op that is longer than the
+# While a worker waits for its next op, it runs weight gradients, and later ops if they leave memory
+# for all earlier ops of the order. So the order never gets stuck. An op that is longer than the
 # wait makes the next op late. That pays if the worker would otherwise idle longest in its span,
 # which decides the time between steps.
 
@@ -168,8 +168,8 @@ def least_interval(work: Work, block: BuildingBlock | None = None) -> float:
 class Order(NamedTuple):
     """Order of ops, and rules by which workers may deviate from it."""
 
-    block: BuildingBlock  # its repetition is the order
-    delay: float  # time after its start in the block at which a weight gradient goes first
+    block: BuildingBlock  # block whose repetition is the order
+    delay: float  # time after its start in the block from which a weight gradient goes first
     is_delayed_at_end: bool  # whether the last weight gradients wait until nothing else is left
     runs_ahead: bool  # whether a worker that waits takes later forwards and gradients
     prefers_weights: bool  # whether a worker that waits takes weight gradients first
@@ -184,10 +184,10 @@ class RowOrder:
     def __init__(self, work: Work, order: Order, timeline: Timeline, tolerance: Time) -> None:
         self.work, self.order, self.timeline, self.tolerance = work, order, timeline, tolerance
         self.rows, self.urgencies = block_rows(work, order.block)
-        self.position = {op: k for row in self.rows for k, op in enumerate(row)}  # in its row
+        self.position = {op: k for row in self.rows for k, op in enumerate(row)}  # within its row
         self.started: set[Op] = set()
         # the lists have an entry for each worker
-        self.next_position = [0 for _ in self.rows]  # of the first op that has not started
+        self.next_position = [0 for _ in self.rows]  # position of the first op that has not started
         self.level: list[Time] = [0 for _ in self.rows]  # memory after all W that can run
         self.remaining_forwards = [sum(op.phase is Phase.F for op in row) for row in self.rows]
         # start of the first op, busy time and idle time since then
@@ -209,9 +209,9 @@ class RowOrder:
                 self.remaining_forwards[worker] -= 1
 
     def choose(self, worker: int, now: Time, ready: Iterator[Op], weight: Op | None) -> Op | None:
-        """Return the op that a free worker starts: the next of its row, or one to fill the wait."""
-        # None means to wait.
-        # `ready` are forwards and gradients with their inputs, `weight` the most urgent W
+        """Return the op that a free worker starts: its row's next op, or an op to fill the wait."""
+        # Return None to wait. `ready` are forwards and gradients whose inputs are there, `weight`
+        # is the most urgent W.
         row, position = self.rows[worker], self.next_position[worker]
         while position < len(row) and row[position] in self.started:
             position += 1
@@ -224,7 +224,7 @@ class RowOrder:
             return weight
         wait = self.timeline.arrival.get(next_op, FOREVER) - now
         if wait <= self.tolerance:
-            if next_op not in ready:  # with ops of no duration: it arrives later at this time
+            if next_op not in ready:  # ops without duration: it arrives later at this time
                 return None
             return next_op if self._has_room(next_op, worker) else weight
         # the next op is not there yet: fill the wait with a weight gradient or a later op
@@ -331,8 +331,8 @@ def block_rows(work: Work, block: BuildingBlock) -> tuple[list[list[Op]], list[l
     worker = np.broadcast_to(np.array(work.placement)[pipe], start.shape)
     rows: list[list[Op]] = [[] for _ in work.limits]  # a limit for each worker
     row_starts: list[list[float]] = [[] for _ in work.limits]
-    columns = (field.ravel()[order] for field in (phase_index, stage, microbatch, worker, start))
-    for k, s, m, w, t in zip(*(column.tolist() for column in columns), strict=True):
+    fields = (field.ravel()[order] for field in (phase_index, stage, microbatch, worker, start))
+    for k, s, m, w, t in zip(*(field.tolist() for field in fields), strict=True):
         rows[w].append(Op(phases[k], s, m))
         row_starts[w].append(t)
     return rows, row_starts

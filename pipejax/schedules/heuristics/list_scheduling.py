@@ -32,20 +32,20 @@ class ReadyOp(NamedTuple):
 class Rules(NamedTuple):
     """Choices of a list scheduler."""
 
-    depth: Sequence[Sequence[int]] = ()  # (pipes, stages) forwards ahead of gradients, at most
+    depth: Sequence[Sequence[int]] = ()  # (pipes, stages) most forwards ahead of gradients
     # phases that a weight gradient must not delay, unless it makes room for a forward
     undelayed: tuple[Phase, ...] = ()
-    due: int = 0  # an activation returns from the host when fewer gradients come before its own
+    due: int = 0  # an activation returns from the host when fewer gradients precede its own
     by_next: bool = False  # whether `due` counts gradients of the next stage: a later return
     host_links: Sequence[Sequence[int]] = ()  # groups of workers that share a host link
-    order: Order | None = None  # order of ops, instead of all these rules
+    order: Order | None = None  # order of ops, which replaces all these rules
 
 
 def list_schedule(
     work: Work, rules: Rules, shorter_than: Time = FOREVER, *, by_span: bool = False
 ) -> Timeline | None:
-    """Schedule all ops by rules; None if memory blocks an op for ever, or the run gets too long."""
-    # Its makespan (or with `by_span` the span of each worker) must be below `shorter_than`.
+    """Schedule all ops by rules; return None if memory blocks an op or the run gets too long."""
+    # The makespan (or with `by_span` the span of each worker) must be below `shorter_than`.
     run = _ListScheduler(work, rules, shorter_than, by_span).run()
     computed = sum(phase in KIND for phase, *_ in run.log)
     return run if computed == work.total else None
@@ -59,7 +59,7 @@ class _ListScheduler:
         self.shorter_than, self.by_span = shorter_than, by_span
         self.timeline = Timeline(work)
         workers = range(len(work.limits))
-        # heaps of the ops that can start, by worker and kind
+        # for each worker and kind, a heap of the ops that can start
         self.ready: list[list[list[ReadyOp]]] = [[[] for _ in range(3)] for _ in workers]
         # forwards of stage 0 by pipe: each becomes ready when the forward before it starts
         self.entering = [deque[Op]() for _ in work.placement]
@@ -74,7 +74,8 @@ class _ListScheduler:
         groups = {worker: tuple(group) for group in rules.host_links for worker in group}
         self.link_workers = [groups.get(worker, (worker,)) for worker in workers]
         self.link_busy = [False for _ in workers]
-        # microbatches by worker: with activations on the host or on their way, and ever offloaded
+        # for each worker, microbatches whose activation is on the host or on its way, or ever was
+        # there
         self.offloaded: list[list[int]] = [[] for _ in workers]
         self.ever_offloaded: list[set[int]] = [set() for _ in workers]
         self.round_trips: list[Time] = []
@@ -117,7 +118,7 @@ class _ListScheduler:
                 if next_op is not None:
                     self.begin(next_op, worker, now)
                     if self.rules.by_next and next_op.phase is I and worker:
-                        active_workers.add(worker - 1)  # its offloaded activation may be due now
+                        active_workers.add(worker - 1)  # it may be due to load now
             if Phase.O in self.work.durations:
                 # only pipes with one stage on each worker offload: stage w is on worker w
                 for worker in sorted(active_workers):
@@ -193,7 +194,7 @@ class _ListScheduler:
             return forward
         lacks_room = forward is not None
         if weight is None or lacks_room or not self.rules.undelayed:
-            return weight  # its end may make room for the forward
+            return weight  # the end of W may make room for the forward
         arrivals = self.undelayed_arrivals[worker]
         while arrivals and arrivals[0] <= now + self.tolerance:
             heapq.heappop(arrivals)
@@ -220,7 +221,7 @@ class _ListScheduler:
         return self.timeline.held[worker] + (1 + num_due) * size <= self.work.limits[worker]
 
     def is_due(self, worker: int, microbatch: int) -> bool:
-        """Return whether an offloaded activation must return: fewer than `due` gradients before."""
+        """Return whether fewer than `due` gradients precede that of an offloaded activation."""
         gradients = self.timeline.done[I][0]  # (stages) numbers of gradients, in microbatch order
         last_stage = len(gradients) - 1
         stage = min(worker + 1, last_stage) if self.rules.by_next else worker
@@ -281,7 +282,7 @@ class _ListScheduler:
 
 
 def _round_trips(work: Work) -> list[Time]:
-    """Return the least time from the end of a forward to the start of its gradient, by stage."""
+    """Return for each stage the least time from the end of F to the start of its gradient."""
     round_trips: list[Time] = [0]  # last stage first
     for stage in reversed(range(1, len(work.placement[0]))):
         ops = work.durations[F][stage] + work.durations[I][stage]

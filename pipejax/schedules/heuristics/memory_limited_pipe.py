@@ -1,6 +1,6 @@
 """Pipe with op times and memory limits, and two heuristics that plan its schedule.
 
-One offloads activations if memory is short, the other fills waiting time with weight gradients.
+One heuristic offloads activations if memory is short, the other fills waiting time with W.
 """
 
 import itertools
@@ -95,16 +95,16 @@ def per_entry(value: Numbers, count: int, name: str) -> Float[NumpyArray, " entr
 # Greedy schedules that offload activations under a memory limit.
 #
 # If only memory keeps a forward from starting, its worker runs a weight gradient or, if there is
-# none, sends the youngest activation to the host: the one whose backward comes last. It returns
+# none, sends the youngest activation to the host, whose backward comes last. The activation returns
 # when few backwards remain before its own, and memory is reserved for its return. This is the
-# greedy start of OptPipe (AdaOffload, arXiv:2510.05186). Under little memory an activation may not
-# return before its gradient is on its way, and no stage may run ahead of one with less room.
+# greedy start of OptPipe (AdaOffload, arXiv:2510.05186). If memory is very short, an activation
+# returns only when its gradient is on its way, and no stage runs ahead of one with less memory.
 
 EXTRA_DEPTHS = (0.0, 0.5, 1.0)  # forwards in flight beyond those of 1F1B, per later stage
-# (gradients before its own at which an activation returns, whether of the next stage)
+# (due, by_next) of `Rules`, which decide when an offloaded activation returns
 RETURNS = ((1, False), (2, False), (0, True), (1, True))
 LATEST_RETURN = (0, True)
-MAX_DEPTHS = (2, 3)  # forwards in flight on any stage, if a later stage has room for few
+MAX_DEPTHS = (2, 3)  # most forwards in flight on any stage, if a later stage has little memory
 UNDELAYED: tuple[tuple[Phase, ...], ...] = ((Phase.I,), ())  # phases that W must not delay
 
 
@@ -118,7 +118,7 @@ def ada_offload_starts(
     """Plan a pipe greedily under its memory limits, with offloads only if memory is short."""
     # Of plans by several rules, with and without offloads, return the one of least makespan.
     # `depths` are forwards in flight by stage: with 3 stages 3 2 1 (1F1B), 4 2 1 or 5 3 1
-    work, later_stages = pipe.work(), range(pipe.num_stages)[::-1]  # number after each stage
+    work, later_stages = pipe.work(), range(pipe.num_stages)[::-1]  # stages after each stage
     depths = [[1 + n + int(extra * n) for n in later_stages] for extra in EXTRA_DEPTHS]
     rules = [
         Rules([depth], undelayed=undelayed, due=due, by_next=by_next, host_links=host_links)
@@ -168,8 +168,8 @@ ALL_RULES = tuple(RoundRules(*bits) for bits in itertools.product((True, False),
 def zero_bubble_starts(pipe: LimitedPipe, *, by_span: bool = True) -> TimedOps:
     """Plan a pipe with split backwards under its memory limits.
 
-    Of several plans, return the one with the shortest span of a worker, else (`by_span` is False)
-    with the least makespan.
+    Of several plans, return the one with the least span of a worker. If `by_span` is False, return
+    the one with the least makespan.
     """
     plans = [_Rounds(pipe, rules).run() for rules in ALL_RULES]
     if (pipe.limits < pipe.num_stages * pipe.sizes).any():
@@ -206,13 +206,13 @@ class _Rounds:
         if self.done[F][stage]:  # the wait before the first forward does not count as idle
             self.idle[stage] += start - self.clock[stage]
         self.timeline.start(op, start)
-        self.timeline.end(op)  # the next op of the stage starts after it
+        self.timeline.end(op)  # the next op of the stage starts after this op
 
     def num_pending_weights(self, stage: int) -> int:
         return self.done[I][stage] - self.done[W][stage]
 
     def weights_before_forward(self, stage: int) -> int | None:
-        """Return how many W must run to make room for a forward; None if all are not enough."""
+        """Return how many W must run to make room for a forward; None if all W are not enough."""
         excess = self.held[stage] + self.sizes[stage] - self.limit[stage]
         for count in range(self.num_pending_weights(stage) + 1):
             if excess - count * self.weight_sizes[stage] <= 0:
@@ -274,9 +274,9 @@ class _Rounds:
 
     def is_late(self, stage: int) -> bool:
         """Return whether a stage should run its next backward before one more forward."""
-        # It should if the gradient has arrived; also if it would arrive during the forward and the
-        # W that make room for it, unless the wait made the stage the one that idled longest.
-        # without a lead of two forwards, the next stage would wait for this forward
+        # It should if the gradient has arrived, or would arrive during the forward and the W that
+        # make room for it. In the second case, waiting must not make the stage the one that idled
+        # longest. Without a lead of two forwards, the next stage would wait for this forward.
         if stage + 1 == len(self.stages) or self.done[F][stage] < self.done[F][stage + 1] + 2:
             return False
         next_stage = stage + 1
@@ -284,7 +284,7 @@ class _Rounds:
         arrival = self.clock[next_stage] + next_ops + self.back[stage]  # of the gradient
         if self.clock[stage] >= arrival:
             return True
-        num_weights = self.weights_before_forward(stage) or 0  # None: no room, it cannot run
+        num_weights = self.weights_before_forward(stage) or 0  # None: the forward cannot run
         work = self.durations[F][stage] + num_weights * self.durations[W][stage]
         may_idle = arrival - self.clock[stage] <= max(self.idle) - self.idle[stage]
         return self.clock[stage] + work > arrival + self.tolerance and may_idle

@@ -1,7 +1,7 @@
 """State of a simulated run: times, messages, memory, and ops that can start.
 
-Every scheduler of this folder uses it and only chooses the next op. After a run, start times become
-rows that keep a memory limit even if ops take other times.
+Every scheduler of this folder uses this state and only chooses the next op. After a run, start
+times become rows that keep a memory limit even if ops take other times.
 """
 
 from collections import deque
@@ -29,9 +29,9 @@ class Work(NamedTuple):
     microbatch_pipes: Sequence[int]  # (microbatches) pipe of each microbatch
     durations: Mapping[Phase, Sequence[Time]]  # (stages) times of each phase
     lag: Sequence[Sequence[Sequence[Time]]]  # (directions, pipes, boundaries) delay
-    transmit: Sequence[Sequence[Sequence[Time]]]  # (directions, pipes, boundaries) of the link
+    transmit: Sequence[Sequence[Sequence[Time]]]  # (directions, pipes, boundaries) time on the link
     sizes: Sequence[Time]  # (stages) memory that an activation takes at the start of F or L
-    weight_sizes: Sequence[Time]  # (stages) part of it that W frees; I frees the rest
+    weight_sizes: Sequence[Time]  # (stages) part of an activation that W frees; I frees the rest
     limits: Sequence[Time]  # (workers) memory for activations
 
     @classmethod
@@ -76,8 +76,8 @@ class _Output(NamedTuple):
     phase: Phase
     stage: int
     link: tuple[int, int]  # workers of the two ops
-    transmit: Time  # on the link; 0 within a worker
-    lag: Time  # after it
+    transmit: Time  # time on the link; 0 within a worker
+    lag: Time  # delay after the transmission
 
 
 class _Effects(NamedTuple):
@@ -98,7 +98,7 @@ class Timeline:
         self.log: list[TimedOp] = []  # ops with their times, in the order of their starts
         self.clock: list[Time] = [0 for _ in work.limits]  # end of the last op of each worker
         self.held: list[Time] = [0 for _ in work.limits]  # memory of each worker
-        # (phases) by pipe and stage, the number of started ops
+        # {phase: (pipes, stages) number of started ops}
         self.done = {
             phase: [[0 for _ in row] for row in work.placement] for phase in work.durations
         }
@@ -119,7 +119,7 @@ class Timeline:
         return self.work.placement[self.work.microbatch_pipes[op.microbatch]][op.stage]
 
     def start(self, op: Op, now: Time) -> list[tuple[Op, Time]]:
-        """Start and log an op; return the ops that wait for it, and when its output arrives."""
+        """Start and log an op; return (waiting op, arrival of its input) for each waiting op."""
         phase, stage, microbatch = op
         pipe = self.work.microbatch_pipes[microbatch]
         worker, duration, allocated, _, outputs = self._effects[phase][pipe][stage]
@@ -153,7 +153,6 @@ class Timeline:
         return rows
 
     def _op_effects(self, phase: Phase, pipe: int, stage: int) -> _Effects:
-        """Return the effects of an op: its memory, and the ops that wait for it."""
         work, workers = self.work, self.work.placement[pipe]  # the worker of each stage
         gradient, last = work.gradient, len(workers) - 1
         outputs = []
@@ -182,15 +181,15 @@ class Timeline:
 
 # Rows from start times: places of offloads, and waits for their ends.
 #
-# An offload or a load starts when the op before it in its row has ended. A forward takes memory,
-# and may rely only on memory that is certainly free then, whatever the times of ops: freed by
-# gradients before it in its row, by offloads that a WAIT_O awaits, and by offloads that the host
-# link finished before a load whose backward stands before it.
+# An offload or a load starts when the op before it in its row has ended. A forward takes memory
+# that must certainly be free, whatever the times of ops. Such memory was freed by gradients before
+# the forward in its row, by offloads that a WAIT_O awaits, or by offloads that the host link
+# finished before a load whose backward comes before the forward.
 #
-# Theorem: order the ops that take memory by their planned starts. If the level after each op, minus
-# the memory that is certainly free then, keeps the limit, then no run exceeds it. Proof: at any
-# time of a run, consider the last started op in this order; all memory that counted as free for it
-# is free, so the worker holds at most the level after it.
+# Theorem: order the ops that take memory by their planned starts. The level after an op is all
+# memory taken up to this op, minus the memory that is certainly free. If all levels keep the limit,
+# no run exceeds it. Proof: at any time of a run, consider the last started op in this order. All
+# memory that counted as free for this op is free, so the worker holds at most the level after it.
 
 PLANNED_PHASES = (Phase.F, Phase.B, Phase.I, Phase.W, *HOST)
 
@@ -210,6 +209,10 @@ class TimedOps(NamedTuple):
         """Convert a list of tuples, one per op, to arrays."""
         columns = np.array(ops, float).reshape(len(ops), len(cls._fields)).T
         return cls(*columns[:4].astype(np.int64), *columns[4:])
+
+    def take(self, which: NumpyArray) -> "TimedOps":
+        """Return the ops that a mask or an array of indices selects."""
+        return TimedOps(*(field[which] for field in self))
 
     @property
     def tolerance(self) -> float:
@@ -248,7 +251,7 @@ def rows_from_starts(
     host_links: Sequence[Sequence[int]] = (),
 ) -> list[list[Cell]]:
     """Arrange ops with start times in rows that keep the memory limits for any op times."""
-    # A forward whose memory is not certainly free follows a WAIT_O, which awaits an offload.
+    # If a forward might start before an offload has freed its memory, a WAIT_O is put before it.
     for code in np.unique(ops.phase).tolist():
         if code not in PLANNED_PHASES:
             names = ", ".join(phase.name for phase in PLANNED_PHASES)
@@ -257,14 +260,14 @@ def rows_from_starts(
     weight_sizes = size * weight_share
     rows = []
     for worker, limit in enumerate(limits):
-        worker_ops = TimedOps(*(field[ops.worker == worker] for field in ops))
-        row = TimedOps(*(field[_row_order(worker_ops)] for field in worker_ops))
+        worker_ops = ops.take(ops.worker == worker)
+        row = worker_ops.take(_row_order(worker_ops))
         rows.append(_with_waits(row, size, weight_sizes, float(limit)))
     if not host_links:
         return rows
-    columns = (column.tolist() for column in (*ops[:3], ops.start))
-    starts = {Op(Phase(code), s, m): start for code, s, m, start in zip(*columns, strict=True)}
-    queues = []  # worker and index of each op on a shared link, in the order of starts
+    fields = (field.tolist() for field in (ops.phase, ops.stage, ops.microbatch, ops.start))
+    starts = {Op(Phase(code), s, m): start for code, s, m, start in zip(*fields, strict=True)}
+    queues = []  # (worker, index in its row) of each op on a shared link, in the order of starts
     for group in host_links:
         entries = [
             (starts[cell[0]], worker, index)
@@ -316,7 +319,7 @@ def _with_waits(
     freed = np.select([is_i, is_w], [size - weight_size, weight_size], size)
     level = _levels(row, np.where(is_phase(row.phase, (Phase.F, Phase.L)), size, 0.0))
     max_level = limit * (1 + ROUNDING)
-    freed_by_gradients = 0.0  # so far
+    freed_by_gradients = 0.0  # up to this op
     offloads: list[Op] = []
     freed_by_offloads, offload_ends = [0.0], [0.0]  # of the first k offloads together
     num_ended = 0  # offloads that have certainly ended
@@ -351,7 +354,7 @@ def _with_waits(
         else:
             freed_by_gradients += op_freed
             if op.phase in INPUT_GRADS:
-                # it waited for its load, and the load for all offloads before it on the link
+                # this op waited for its load, and the load for all earlier offloads on the link
                 num_ended = max(num_ended, offloads_before_load.get((stage, microbatch), 0))
         cells.append((op,))
     return cells

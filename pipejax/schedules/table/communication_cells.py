@@ -1,7 +1,7 @@
 """SEND and RECV cells: removal, and insertion in an order of all transfers.
 
 An order of transfers is a permutation of the messages of a program, as `Program.messages` numbers
-them. Queues in this order cannot deadlock if every transfer follows those its producer waits for.
+them. Queues cannot deadlock if each transfer comes after those for which its producer waits.
 """
 
 from collections.abc import Sequence
@@ -125,7 +125,7 @@ def _in_host_order(table: ScheduleTable, bare: ScheduleTable) -> ScheduleTable:
 
 def producer_order(table: ScheduleTable, link: str | Links = "delay") -> Order:
     """Return the transfers ordered producer by producer, as PyTorch lowers a schedule."""
-    # the messages of an op follow it at once; of the links only shared host links matter
+    # the messages of an op come right after it; only the shared host links of `link` matter
     steps = _runnable_steps(without_transfers(table), Links.resolve(link))
     return np.array([transfer for _, transfers in steps for transfer in transfers], int)
 
@@ -175,9 +175,9 @@ def insert_transfers(
 
     Args:
       table: the schedule; its communication cells are replaced.
-      order: (transfers) messages as `Program.messages` numbers them; producer by producer, as
-        PyTorch lowers a schedule, if None.
-      link: `Links`, if workers share host links, for which that order has to wait.
+      order: (transfers) messages as `Program.messages` numbers them; None for producer by producer,
+        as PyTorch lowers a schedule.
+      link: `Links`, needed if workers share host links, because the order depends on them.
       lowering: "pytorch" to add all other cells that PyTorch's runtime needs: a wait for each SEND,
         and cells that gather parameters and reduce gradients, if the table has none. Without an
         order, the cells then equal those of PyTorch 2.15. None for SEND and RECV alone.
@@ -188,8 +188,8 @@ def insert_transfers(
       and loads, whose order over all rows stays as it is.
 
     Raises:
-      ValueError: if the order is no permutation of the messages, or puts a transfer before one that
-        its producer waits for.
+      ValueError: if the order is no permutation of the messages, or a transfer comes before one for
+        which its producer waits.
 
     Example:
       >>> import pipejax as pj
@@ -217,6 +217,8 @@ def with_transfers(
     sharding: bool = False,
 ) -> ScheduleTable:
     """Insert SEND and RECV cells into a table; `waits` and `sharding` add PyTorch's other cells."""
+    # `order` has indices of `table_messages(table)` in the order of sending; None: any that can
+    # run.
     if not table.grammar.has_usual_messages:
         has = f"{table.name} has {table.grammar.first_difference}"
         raise MismatchError(f"SEND and RECV cells carry the usual messages alone, and {has}")
@@ -240,7 +242,7 @@ def with_transfers(
 def _rows(
     bare: ScheduleTable, messages: Dependencies, steps: Sequence[tuple[int, list[int]]]
 ) -> list[list[Cell]]:
-    """Return rows with SEND and RECV cells, from steps: a cell, and transfers that follow it."""
+    """Return rows with SEND and RECV cells; a step is (cell, transfers that follow the cell)."""
     # A step also adds all earlier cells of its row; cells without a step are added at the end.
     # the step of 0F0 with its message adds 0F0 and 0SEND_F0 to row 0, and 1RECV_F0 to row 1
     fields = (messages.direction, messages.from_stage, messages.microbatch)
@@ -249,7 +251,7 @@ def _rows(
         for direction, stage, microbatch in zip(*(f.tolist() for f in fields), strict=True)
     ]
     cells, ops = _occupied_cells(bare), dense_rows(bare)
-    positions = {cell: k for row in cells for k, cell in enumerate(row)}  # in its row
+    positions = {cell: k for row in cells for k, cell in enumerate(row)}  # position in its row
     rows: list[list[Cell]] = [[] for _ in cells]
     next_position = [0] * len(cells)
     missing_inputs: dict[int, set[int]] = {}  # transfers that a cell still waits for

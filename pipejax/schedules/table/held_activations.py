@@ -1,7 +1,7 @@
 """Memory of a table's workers in row order, in activations in flight or in bytes.
 
-Row order is a run in which each op takes one slot; offloads and loads run beside the others and
-take no time here. `activation_memory` of a run follows them in time.
+In row order, each op takes one slot; offloads and loads run beside the others and take no time.
+`activation_memory` of a run follows offloads and loads in time.
 """
 
 import functools
@@ -37,8 +37,8 @@ from pipejax.schedules.table.table import ScheduleTable
 LEDGER_SIZES = ("sizes", "weight_share", "checkpoints", "at_work")
 WEIGHT_SHARE = 1 / 3  # share of an activation that W needs after I, if no layer says it
 
-START, END = 0, 1  # of an op
-MAX_PRODUCTS = 1 << 17  # sizes times counts at once, so that they stay in cache
+START, END = 0, 1  # start and end of an op
+MAX_PRODUCTS = 1 << 17  # most products of sizes and counts at once, so that they stay in cache
 MANY_SIZES = 64  # different sizes, above which levels are summed worker by worker
 
 
@@ -47,11 +47,11 @@ class LedgerEntry(NamedTuple):
 
     moment: int  # `START` or `END` of the op
     part: int  # part of an activation that is taken or freed
-    change: int  # change of its count on the worker
+    change: int  # change of the number of such parts on the worker
 
 
 def memory_ledger(phases: Iterable[AnyPhase]) -> Mapping[AnyPhase, tuple[LedgerEntry, ...]]:
-    """Return, by phase, the changes of held activation parts at the start and end of an op."""
+    """Return {phase: changes of held activation parts at the start and end of an op}."""
     ledger = {}
     for phase in phases:
         starts = [LedgerEntry(START, *change) for change in phase.kind.at_start.items()]
@@ -129,13 +129,13 @@ class HeldOps(NamedTuple):
 
 
 class HeldParts(NamedTuple):
-    """Changes of the activation parts that workers hold, by worker and then time."""
+    """Changes of the activation parts that workers hold, sorted by worker, then by time."""
 
     worker: Int[NumpyArray, " changes"]  # ascending
     time: Num[NumpyArray, " changes"]  # ascending for each worker
     part: Int[NumpyArray, " changes"]
     stage: Int[NumpyArray, " changes"]  # stage of the activation: its index among sizes
-    change: Int[NumpyArray, " changes"]  # change of the count of that part
+    change: Int[NumpyArray, " changes"]  # change of the number of such parts
     # no other change of the worker follows at that time: ops free before others take
     is_last_at_time: Bool[NumpyArray, " changes"]
     items: tuple[float, ...] = ()  # sizes of custom items, as shares of a whole activation
@@ -144,7 +144,7 @@ class HeldParts(NamedTuple):
     def from_ops(
         cls, ops: HeldOps, grammar: Grammar = USUAL, *, at_work: bool = False
     ) -> "HeldParts":
-        """Return how held activations change with ops; `at_work` adds parts of backwards alone."""
+        """Return the changes of held activations; `at_work` adds parts that only backwards hold."""
         ledger = dict(memory_ledger(grammar.op_phases))
         if at_work:
             ledger |= {phase: ledger[phase] + entries for phase, entries in RECOMPUTED.items()}
@@ -161,7 +161,7 @@ class HeldParts(NamedTuple):
         changes: list[tuple[NumpyArray, ...]] = []
         used = {*np.unique(ops.phase).tolist()}
         used_entries = {phase: entries for phase, entries in ledger.items() if phase in used}
-        for phase, entries in (used_entries or ledger).items():  # some, as there are no empty sums
+        for phase, entries in (used_entries or ledger).items():  # never empty, for `concatenate`
             phase_ops = HeldOps(*(column[ops.phase == phase] for column in ops))
             left_by_f = np.where(phase_ops.recomputed, CHECKPOINT, WHOLE)
             for entry in entries:
@@ -185,7 +185,7 @@ class HeldParts(NamedTuple):
         #   worker 0 0 1 1, change 1 -1 1 1: counts 1 0 1 2, less those of earlier workers
         size = with_items(sizes, self.items)[self.part, self.stage]
         levels = np.zeros(len(size), size.dtype)
-        first_change = np.searchsorted(self.worker, self.worker)  # of the same worker
+        first_change = np.searchsorted(self.worker, self.worker)  # first change of the same worker
         ends = [len(size)]
         if len(np.unique(size)) > MANY_SIZES:  # worker by worker: each has few sizes
             ends = [*np.flatnonzero(np.diff(self.worker)) + 1, len(size)]
@@ -231,7 +231,7 @@ def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
 def held_in_rows(
     table: ScheduleTable, *, by_microbatch: bool = False, at_work: bool = False
 ) -> HeldParts:
-    """Return how the activations that workers hold change along a table's rows; times are slots.
+    """Return the changes of held activations along the rows of a table; times are slots.
 
     With `by_microbatch`, stage s and microbatch m have the index s M + m among sizes. `at_work`
     adds the parts that backwards recompute without R.
@@ -255,7 +255,7 @@ def held_in_rows(
 def gathered_peak(
     table: ScheduleTable, sizes: Bytes | None = None
 ) -> Float[NumpyArray, " workers"]:
-    """Return the largest memory of gathered weights on each worker, if it runs its row in order.
+    """Return the largest memory of gathered weights on each worker, if rows run in order.
 
     A run never holds more. Weights that no cell gathers are not counted.
 
@@ -313,9 +313,9 @@ def _copies_and_versions(
 class HeldCounts(NamedTuple):
     """Counts of activation parts and weights by worker; memory is linear in these counts."""
 
-    copies: Int[NumpyArray, "workers stages"]  # 1, or one of each run
-    stashed: Int[NumpyArray, "workers stages"]  # further versions of its weights, at most
-    # by `PARTS`, then items, at each time that is the peak for some sizes; padded with zeros
+    copies: Int[NumpyArray, "workers stages"]  # number of copies: 1, or one for each run
+    stashed: Int[NumpyArray, "workers stages"]  # most further versions of the stage's weights
+    # counts of `PARTS`, then of items, at all times that are the peak for some sizes; zero-padded
     parts: Int[NumpyArray, "parts workers stages times"]
     items: tuple[float, ...] = ()  # sizes of items, as shares of a whole activation
 

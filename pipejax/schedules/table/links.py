@@ -1,6 +1,6 @@
 """Settings of links between workers and to the host, used wherever a table runs.
 
-docs/semantics.md defines each of them.
+docs/semantics.md defines each setting.
 """
 
 import dataclasses
@@ -78,12 +78,12 @@ def format_pair_links(pair_links: PairModels) -> str:
 class LinkModel:
     """Effects of a message between workers on its link (docs/semantics.md)."""
 
-    name: str  # of the model
+    name: str  # name of the model
     occupancy: str  # duration for which a message occupies its link: "transmit", "message" or ""
     lag: str  # time from the end of the occupancy to the arrival: "message", "latency" or ""
     blocks: bool = False  # whether the next op of the sender waits for the end of the occupancy
     is_rendezvous: bool = False  # SEND and RECV are one transfer in the queues of both workers
-    meaning: str = ""  # how messages hold each other up, in words
+    meaning: str = ""  # text on how messages hold each other up
 
 
 SENDER_WAITS = "a sender waits until its message is transmitted"
@@ -121,8 +121,8 @@ class Links:
     Args:
       model: name of the link model (docs/link_models.md).
       queues: scope of the communication queues under rendezvous: "worker", "pair" or "direction".
-      host_links: groups of workers that share a host link, as ((0, 1), (2, 3)); a worker in none
-        has its own.
+      host_links: groups of workers that share a host link, as ((0, 1), (2, 3)); a worker in no
+        group has its own link.
       posting: time at which the two ends of a transfer are posted under rendezvous: "early" (from
         the start) or "program" (when the row of a worker reaches the SEND or RECV; for a table
         without these cells, as `insert_transfers` puts them).
@@ -131,7 +131,7 @@ class Links:
         not for "delay", where messages use no resource.
       pair_links: link models of pairs of workers that do not follow `model`, as
         {(0, 1): "rendezvous"}; a pair stands for both directions, unless (1, 0) is named too.
-      eager_below: under rendezvous, messages with a transmit time below it are buffered, as under
+      eager_below: under rendezvous, messages with a transmit time below this are buffered, as under
         "queued" [s]; `lower` then needs costs.
 
     Raises:
@@ -210,7 +210,7 @@ class Links:
 
     def check_known(self, names: Collection[str], who: str) -> None:
         """Refuse values other than defaults in fields that the function `who` does not support."""
-        # `names` are the fields that it supports.
+        # `names` are the fields that `who` supports.
         for name, value in self.changed().items():
             if name not in names:
                 raise ArgumentError(name, value, f"{who} knows no {name}, got {value!r}")
@@ -322,14 +322,14 @@ class LinkOption(NamedTuple):
     """An option of `Links`: its values, their text form, and the link models that use it."""
 
     check: Callable[[Any], Any]  # returns a checked value
-    names: tuple[str, ...] = ()  # names that it may have
-    # reader of a text, from text and name of the option, its writer, and its form in a sweep
+    names: tuple[str, ...] = ()  # names that the option may have
+    # parse(text, name of the option), write(value), and the form in a sweep
     parse: Callable[[Any, str], Any] = lambda value, where: value
     write: Callable[[Any], Any] = lambda value: value
-    form: str = ""  # if there is none, nor names, the option is a number of seconds
-    caption: str = "{}"  # text of a picture if it is not the default
-    applies: Callable[[LinkModel], Any] = lambda model: True  # whether a model gives it an effect
-    refusal: str = ""  # error if no pair of workers has one of them
+    form: str = ""  # empty without `names`: the option is a number of seconds
+    caption: str = "{}"  # text in a picture, if the value is not the default
+    applies: Callable[[LinkModel], Any] = lambda model: True  # whether it has an effect in a model
+    refusal: str = ""  # error if it has no effect between any pair of workers
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -345,7 +345,7 @@ class LinkOption(NamedTuple):
 _IS_RENDEZVOUS = attrgetter("is_rendezvous")
 _NEED = "needs the link model {models}, got {model!r}: only there"
 
-# all options, in the order of the fields of `Links`: command line, sweeps, files and checks follow
+# all options, in the order of fields of `Links`, for command line, sweeps, files and checks
 LINK_OPTIONS: dict[str, LinkOption] = {
     "model": LinkOption.choice(LINK_MODELS, "link model"),
     "queues": LinkOption.choice(
@@ -389,8 +389,8 @@ def find_shared_links(
     receiver: Int[NumpyArray, " uses"],
 ) -> tuple[Matches, Matches]:
     """Find the shared links that each message or all-reduce between two workers occupies."""
-    # Returns (matches) indices of messages or all-reduces (uses) and of their groups: with groups
-    # (0-1, 1-0) and (1-0), uses 0-1 and 1-0 give 0 1 1 and 0 0 1.
+    # Return (indices of messages or all-reduces, which are uses; indices of their groups): with
+    # groups (0-1, 1-0) and (1-0), uses 0-1 and 1-0 give 0 1 1 and 0 0 1.
     if links.shared_links == PAIRS:
         low, high = np.minimum(sender, receiver), np.maximum(sender, receiver)
         return np.arange(len(sender)), low * num_workers + high

@@ -1,6 +1,6 @@
 """Rows of a table as reports, logs and terminals print them, including old PyTorch letters.
 
-`FORMS` lists them; they become the rows that a CSV holds.
+`FORMS` lists the printed forms. The reader converts them to the rows of a CSV.
 """
 
 import itertools
@@ -57,7 +57,7 @@ def split_rows(text: str) -> tuple[list[list[str]], str]:
     lines = _list_lines(text) if "[" in text else text.split("\n")
     lines = [re.sub(r"^\s*\|", "", line) for line in lines if not _RULE.fullmatch(line)]
     first = next((index for index, line in enumerate(lines) if _OP.search(line)), 0)
-    head = lines[first - 1] if first else ""  # a caption may stand above it
+    head = lines[first - 1] if first else ""  # a caption may stand above the head
     lines = lines[first:]
     labels = [_LABEL.match(line) for line in lines]
     for line, label in zip(lines, labels, strict=True):
@@ -136,7 +136,7 @@ def _under_heads(lines: list[str], head: str) -> list[list[str]]:
 
 def in_todays_letters(rows: list[list[str]]) -> tuple[list[list[str]], str]:
     """Return rows with today's PyTorch letters, and a note if they had the letters of 2024."""
-    # BW is of 2024 alone, and so are B and W of a microbatch on the same stage without I.
+    # Only letters of 2024 have BW, or B and W of one microbatch on a stage without I.
     ops: dict[str, set[str]] = {letter: set() for letter in ("I", *_TODAY)}
     for stage, letter, microbatch in _BACKWARD.findall("\n".join(map(",".join, rows))):
         ops[letter].add(f"{stage} {microbatch}")

@@ -33,7 +33,7 @@ class Lookahead(NamedTuple):
     """Rule by which a worker gathers the weights of its stages ahead of use."""
 
     ahead: int  # how much earlier than its use a stage is gathered
-    max_gathered_stages: int  # stages whose weights are there at once, at most
+    max_gathered_stages: int  # most stages whose weights are gathered at once
     # "uses": ops of the row; "stages": next stages, one more for a fused pair, as in PyTorch
     counted: str = USES
 
@@ -49,18 +49,19 @@ def insert_sharding(
 ) -> ScheduleTable:
     """Insert UNSHARD, RESHARD, REDUCE_GRAD and WAIT_REDUCE_GRAD cells into a table.
 
-    Before an op the weights of its own stage and of those that come next are gathered, as far as
-    lookahead and residency say, and those are dropped that are needed latest. A stage whose weights
-    an op of the row updates is dropped before, and gathered again behind it.
+    Before an op, cells gather the weights of its stage and of the next stages, as far as lookahead
+    and residency allow. They drop the weights that are needed latest. If an op of the row updates
+    the weights of a stage, these are dropped before the op and gathered again after it.
 
     Args:
-      table: the schedule; sharding cells that it has give way.
-      lookahead: uses by which a gather stands before its own, of all workers or for each: 0 is
-        right before it, 1 before the op before it.
-      residency: stages of a worker that are gathered at once, at most, of all workers or for each;
-        all that it has if None.
-      counted: "uses", or "stages": the lookahead counts different stages that come next.
-      lane: where UNSHARD and REDUCE_GRAD run: beside compute, or "compute" for in the row.
+      table: the schedule; its sharding cells are replaced.
+      lookahead: by how many uses a gather precedes the op that needs it, for all workers or for
+        each
+        worker: 0 is right before this op, 1 before the previous op.
+      residency: most stages of a worker that are gathered at once, for all workers or for each
+        worker; None for all its stages.
+      counted: unit of the lookahead: "uses" (ops), or "stages" (different next stages).
+      lane: lane of UNSHARD and REDUCE_GRAD beside compute, or "compute" for the row.
       defer_reduce_grad_wait: whether a reduction is awaited only before the next one.
 
     Returns:
@@ -68,7 +69,7 @@ def insert_sharding(
       and counted "stages", on lane "compute" and without deferral.
 
     Raises:
-      ValueError: if a number is wrong, or a fused pair needs more stages than may be there.
+      ValueError: if a number is wrong, or a fused pair needs more stages than residency allows.
 
     Example:
       >>> import pipejax as pj
@@ -160,7 +161,7 @@ class _StageNeeds:
             self._num_later_stages[k] = len(later_stages)
 
     def resident_and_gathered(self, first: int) -> tuple[list[int], list[int]]:
-        """Return the next stages that may stay gathered at a position of the row, and must be."""
+        """Return (next stages that may stay gathered at cell `first`, next stages that must be)."""
         ahead, max_stages, counted = self._lookahead
         resident = self._next_stages(first, max_stages, len(self._row))
         if counted == STAGES:

@@ -32,8 +32,8 @@ from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
 
 # Host links, and the order of offloads and loads on them.
 #
-# Each worker has its own host link, unless a group of workers shares one. A link carries an op at a
-# time, by column of the table, then by worker; the row of a worker issues an op in its turn.
+# Each worker has its own host link, unless a group of workers shares one. A link carries one op at
+# a time, in the order of columns, then of workers. The row of a worker issues its ops on the link.
 
 CellPositions = Int[NumpyArray, " edges"]  # worker * slots + slot
 
@@ -75,7 +75,7 @@ def host_edges(table: Content, links: Links) -> tuple[CellPositions, CellPositio
 
 
 def waiting_cells(table: Content, links: Links) -> tuple[CellPositions, CellPositions]:
-    """Return who waits for whom without messages, as arrays of awaited and of waiting cells."""
+    """Return (awaited cells, waiting cells), also by host links, but without messages."""
     phases = (*links.executed(table.grammar), *table.grammar.side_phases)
     tail, head = cell_edges(table, row_order(table, phases))
     host_tail, host_head = host_edges(table, links)
@@ -157,8 +157,8 @@ def slot_times(
 ) -> tuple[Float[NumpyArray, "workers slots"], Float[NumpyArray, "workers slots"]]:
     """Run a table without messages, with each op as early as possible.
 
-    `link` matters by its host links only. If `is_scaled`, ops take the share of their stage.
-    Returns (workers, slots) start and finish of each cell [slots]; 0 for idle cells.
+    Only the host links of `link` matter. If `is_scaled`, durations are multiplied by stage shares.
+    Return start and finish of each cell (workers, slots) [slots]; 0 for idle cells.
     """
     links = Links.resolve(link)
     check_host_links(table, links)
@@ -192,8 +192,8 @@ def durations(
 
 def spread(table: ScheduleTable) -> ScheduleTable:
     """Return a table with idle slots, in which every op's column shows its start."""
-    # Offloads and loads follow the op at whose end they are issued, also across rows: an order in
-    # which workers can share any host link without a deadlock.
+    # Offloads and loads come after the op that issues them, also across rows. In this order,
+    # workers can share any host link without a deadlock.
     if table.grammar.side_phases:  # ops of two lanes may start at once: one column would hold both
         return table
     cells, partners = _spread_cells(table)
@@ -220,7 +220,7 @@ _has_idle_slots = contextvars.ContextVar("has_idle_slots", default=True)
 
 @contextlib.contextmanager
 def without_idle_slots() -> Iterator[None]:
-    """Build tables in less time: their columns show no starts. Runs and memory stay the same."""
+    """Build tables in less time, without idle slots. Runs and memory stay the same."""
     token = _has_idle_slots.set(False)
     try:
         yield

@@ -62,8 +62,8 @@ class ScheduleTable(Content, Drawn):
       name: schedule name, for reports.
       slots: slot durations by phase letter that the table was drawn with.
       stage_shares: (stages) share of the model's layers on each stage, relative to the mean.
-      weights: which weights a forward reads, where U cells update them within the table.
-      grammar: kinds of ops and rules of its own, slices of microbatches, a graph of stages.
+      weights: rule for the weights that a forward reads, if U cells update them within the table.
+      grammar: custom kinds of ops and rules, slices of microbatches, a graph of stages.
 
     Raises:
       ScheduleError: on construction, if the schedule cannot run.
@@ -124,14 +124,14 @@ class ScheduleTable(Content, Drawn):
 
         Args:
           rows: cells by worker and slot, as text or as tuples of ops; rows may differ in length.
-          placement: (pipes, stages) worker of each stage; read off the rows if None.
+          placement: (pipes, stages) worker of each stage; None to infer it from the rows.
           pipe_of_microbatch: (microbatches) pipe of each microbatch, with a placement; pipe 0 if
             None.
           name: schedule name, for reports.
           slots: slot durations that the rows were drawn with.
           stage_shares: (stages) relative share of the layers on each stage; equal if empty.
-          weights: which weights a forward reads, where U cells update them.
-          grammar: kinds and rules of its own, slices, a graph of stages.
+          weights: rule for the weights that a forward reads, if U cells update them.
+          grammar: custom kinds of ops and rules, slices, a graph of stages.
 
         Raises:
           ScheduleError: if a cell is not an op or the schedule cannot run.
@@ -246,8 +246,8 @@ class ScheduleTable(Content, Drawn):
     def with_recomputation(self) -> "ScheduleTable":
         """Return a table in which every backward recomputes its forward first: R before B or I.
 
-        An R stands right before its backward, or before the fused pair that holds it; what has
-        one keeps it.
+        An R comes right before its backward, or before the fused pair that holds its backward. A
+        backward that has an R keeps it.
 
         Returns:
           The table, with an R for every stage and microbatch.

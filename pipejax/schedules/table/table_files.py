@@ -406,8 +406,9 @@ FILE: Fields = {
 
 # PyTorch's own table of 1F1B, whose last rank is off by one.
 #
-# `Schedule1F1B` counts the forwards of a rank on from its warm-up; the last rank has none, and
-# begins at 1 where all others begin at 0: with four ranks it holds 3F1, 3B0, 3F2, 3B1 and so on.
+# `Schedule1F1B` counts the forwards of a rank on from its warm-up. The last rank has no warm-up,
+# and begins at 1 where other ranks begin at 0: with four ranks it holds 3F1, 3B0, 3F2, 3B1 and so
+# on.
 
 Texts = Sequence[Sequence[str]]
 
