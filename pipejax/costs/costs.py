@@ -221,9 +221,8 @@ class Costs(_FilledIn):
 
         Schedules with several stages per worker then do the same work as those with one. An
         interleaved stage takes 1 / V of the time, a stage of a Hanayo wave 1 / (2 * waves). In
-        Chimera a microbatch runs on one stage per worker. A stage with a larger share of the
-        layers takes more. If a microbatch has K slices, each slice and its message take 1 / K of
-        the time.
+        Chimera a microbatch runs on one stage per worker. A stage with a larger share of the layers
+        takes more. If a microbatch has K slices, each slice and its message take 1 / K of the time.
 
         The arguments are those of `uniform`. Op times are divided by stage, message times are not.
         Op times have the shape (stages,), or (N, stages) for a batch.

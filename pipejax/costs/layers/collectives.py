@@ -340,9 +340,8 @@ def _expert_exchanges(
 
 def head_collectives(model: Model, layout: Layout) -> tuple[Collective, ...]:
     """List the collectives of the output head: t accelerators share its vocabulary."""
-    # Under sequence parallelism the head's input is gathered. The maximum, the sum and the logit
-    # of the correct token are reduced over the vocabulary in float32. I reduces the input's
-    # gradient.
+    # Under sequence parallelism the head's input is gathered. The maximum, the sum and the logit of
+    # the correct token are reduced over the vocabulary in float32. I reduces the input's gradient.
     tokens = accelerator_tokens(model, layout)
     hidden = _in_all_phases(model.element_bytes * tokens * model.hidden)
     scalars = _in_all_phases(4 * tokens)

@@ -205,8 +205,7 @@ def layer_weight_grad_bytes(
     # products' outputs later use the memory of the norms' inputs
     unsplit = 2 * e * h + (0 if "layernorm" in modules else 2 * operand * h)
     # I of a flash kernel reads attention's output. The output is the projection's input, which is
-    # kept anyway; only if that is in a narrower precision, or not kept, is the output kept
-    # besides.
+    # kept anyway; only if that is in a narrower precision, or not kept, is the output kept besides.
     is_wide = layout.precision not in OPERAND_BYTES  # inputs stay in the model's own precision
     shares_output = layout.lora_rank > 0 or (layout.trains_base and is_wide)
     keeps_output = not shares_output and model.flash_attention and "core_attn" not in modules

@@ -324,8 +324,7 @@ def projections_in(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 def _latent_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """List latent attention's products to and from a small vector per token, with its norm."""
-    # Down projections are not split: each accelerator runs all of them, for its part of the
-    # tokens.
+    # Down projections are not split: each accelerator runs all of them, for its part of the tokens.
     mla, h, t = model.mla, model.hidden, layout.tensor
     assert mla is not None
     local_tokens = accelerator_tokens(model, layout) / layout.shared_by

@@ -506,8 +506,7 @@ def layers_by_kind(
     """Count the first `layers` of each stage by kind: (stages) for each of `layer_kinds`."""
     # A model's first layers are dense, the others may have experts. `extra` layers of a stage are
     # have the last of these two kinds. If first and last layers of the model ("wide" ones) stay in
-    # 16
-    # bits, each kind comes twice: narrow layers first, then wide layers.
+    # 16 bits, each kind comes twice: narrow layers first, then wide layers.
     # 4 layers on 2 stages, 1 dense, last wide: dense 1 0, MoE 1 1, wide dense 0 0, wide MoE 0 1
     layers = as_float(layers)
     counts: tuple[PerStage, ...]
@@ -550,9 +549,8 @@ class ParameterCounts(NamedTuple):
 
 def layer_weights(model: Model, layout: Layout, *, base: bool = True) -> dict[str, ParameterCounts]:
     """Return {kind of layer: parameters per accelerator}; without `base`, of adapters only."""
-    # Adapters of rank r have r (inputs + outputs) parameters for each linear layer. As in
-    # Megatron, tensor parallelism splits both factors of an adapter, by rank or inputs and by
-    # outputs.
+    # Adapters of rank r have r (inputs + outputs) parameters for each linear layer. As in Megatron,
+    # tensor parallelism splits both factors of an adapter, by rank or inputs and by outputs.
     t, r, is_counted, moe = layout.tensor, layout.lora_rank, 1 if base else 0, model.moe
     # output biases of an expert, after the sum over its parts, are not split
     num_experts, width = (0, 0) if moe is None else (moe.experts, moe.expert_hidden)

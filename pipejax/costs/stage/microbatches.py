@@ -48,8 +48,7 @@ def by_length(
     packed = Packed.from_lengths(lengths)
     check_count("lengths", lengths, table.num_microbatches)
     # A packed microbatch of 8 tokens and equivalent length 4 counts as 2 sequences of 4. A
-    # microbatch that is not packed has the workload's number of sequences, of fewer or more
-    # tokens.
+    # microbatch that is not packed has the workload's number of sequences, of fewer or more tokens.
     usual_size = float(workload.microbatch_size(table))
     sizes = np.where(packed.is_packed, packed.tokens / packed.sequence, usual_size)
     keys = list(zip((packed.tokens / sizes).tolist(), sizes.tolist(), strict=True))

@@ -132,9 +132,8 @@ def allocate(
 
 def _slots(first_use: Column, last_use: Column) -> tuple[Column, int]:
     """Assign slots of one buffer to ops; return each op's slot (ops) and the number of slots."""
-    # The arguments are moments; at equal moments, ops take slots before others put theirs back.
-    # The slot freed last is used first, because it is still in cache: free slots are a stack.
-    # Putting a
+    # The arguments are moments; at equal moments, ops take slots before others put theirs back. The
+    # slot freed last is used first, because it is still in cache: free slots are a stack. Putting a
     # slot there and taking it match like brackets, at one height of the stack; an op takes a new
     # slot if the stack is empty:
     #     event   a takes  b takes  b put  a put  c takes  d takes  e takes

@@ -134,8 +134,7 @@ def _missing_error(
 
 # With U cells a table is asynchronous: the order of its rows decides which updates a forward can
 # see, and the weight rule which of these it reads. The backward of a microbatch uses the weights of
-# its
-# forward (weight stashing, arXiv:1806.03377).
+# its forward (weight stashing, arXiv:1806.03377).
 
 
 @dataclasses.dataclass(frozen=True)

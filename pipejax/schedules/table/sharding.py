@@ -56,8 +56,7 @@ def insert_sharding(
     Args:
       table: the schedule; its sharding cells are replaced.
       lookahead: by how many uses a gather precedes the op that needs it, for all workers or for
-        each
-        worker: 0 is right before this op, 1 before the previous op.
+        each worker: 0 is right before this op, 1 before the previous op.
       residency: most stages of a worker that are gathered at once, for all workers or for each
         worker; None for all its stages.
       counted: unit of the lookahead: "uses" (ops), or "stages" (different next stages).
