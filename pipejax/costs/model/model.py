@@ -136,11 +136,10 @@ class Model:
       gradient_bytes: bytes of an accumulated gradient; None for element_bytes.
       fused_loss: whether logits turn into their gradient in place, without a softmax in float32.
       unfused: kernels that are not fused and so keep more memory, joined by +: "activation" (SwiGLU
-      as
-        function and product), "attention" (its output in two orders), "gather" (inputs of products
-        under sequence parallelism, kept as gathered), "logits" (copied to float32), "loss" (a
-        softmax and its gradient), "norm" (in float32) and "softmax" (in float32, without flash
-        attention). Times do not depend on it.
+        as function and product), "attention" (its output in two orders), "gather" (inputs of
+        products under sequence parallelism, kept as gathered), "logits" (copied to float32),
+        "loss" (a softmax and its gradient), "norm" (in float32) and "softmax" (in float32, without
+        flash attention). Times do not depend on it.
       norm_biases: whether norms have biases (LayerNorm); as `biases` if None.
       qkv_biases: whether queries, keys and values have biases; as `biases` if None.
       qk_norms: whether queries and keys have a norm, one head wide; latent attention has its own.
