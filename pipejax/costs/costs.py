@@ -138,8 +138,8 @@ class Costs(_FilledIn):
                 if 0 < len(stale) < len(names) and values.keys() >= {*names}:
                     why = f"{' and '.join(stale)} would stay, in costs of jax.tree.map or jit"
                     raise ValueError(f"{why}: give them too, None for what follows from others")
-        # `dataclasses.replace` passes all times of the old record: forget those that it had filled
-        # in, such as I = 1 from B = 2, because they follow from the new times
+        # `dataclasses.replace` passes all times of the old record: forget times that this record
+        # had filled in, such as I = 1 from B = 2, because they follow from the new times
         for name, old_value in (_filled or {}).items():
             if values.get(name) is old_value:
                 del values[name]
@@ -310,7 +310,7 @@ class Costs(_FilledIn):
     ) -> None:
         """Check that each cost is a number, or has an entry per stage or boundary (and microbatch).
 
-        `places` names the costs that have an entry per worker instead, with the number of entries.
+        `places` is ((cost with an entry per worker, number of entries), ..).
         """
         boundaries = num_stages - 1 if num_boundaries is None else num_boundaries
         worker_counts = dict(places)
@@ -370,10 +370,10 @@ def differs_by_microbatch(field: str, value: Any, batch_axes: int = 0) -> bool:
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Costs))
 # `dataclasses.replace` reads these constructor arguments as attributes of the old record
-Costs.others = property(  # type: ignore[attr-defined]  # to mypy an argument alone
+Costs.others = property(  # type: ignore[attr-defined]  # mypy sees only an argument
     lambda costs: {n: value for n, value in vars(costs).items() if n not in FIELDS} or None
 )
-Costs._filled = property(  # type: ignore[attr-defined]  # to mypy an argument alone
+Costs._filled = property(  # type: ignore[attr-defined]  # mypy sees only an argument
     # JAX's tree functions make records without `filled_in`: then the old record itself is passed
     lambda costs: getattr(costs, "filled_in", costs)
 )

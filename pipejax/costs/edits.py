@@ -107,7 +107,7 @@ class Microbatches(Edit):
 
     lengths: tuple[Any, ...] | None = None  # tokens, or lengths of sequences, of each microbatch
     scale: tuple[float, ...] | None = None  # factor on the times of each microbatch
-    order: tuple[int, ...] | None = None  # microbatch k of the table is microbatch order[k] here
+    order: tuple[int, ...] | None = None  # run microbatch order[k] as number k
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
         """Scale each microbatch's times, then put the microbatches in order."""

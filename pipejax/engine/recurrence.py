@@ -152,7 +152,7 @@ class CriticalPath(NamedTuple):
 def critical_path(
     preds: Preds | Int[NumpyArray, "nodes max_preds"], costs: NodeCosts
 ) -> CriticalPath:
-    """Find the critical path: walk back from the node that ends last, at a tie the first of them.
+    """Find the critical path: walk back from the node that ends last, at a tie the first one.
 
     Costs of 0 at the end of the path count too: that is the derivative from above.
 

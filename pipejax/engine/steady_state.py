@@ -145,7 +145,8 @@ class _Columns:
         cells = np.asarray(program.node_of_cell)
         column = np.full(program.num_nodes, NOT_IN_TABLE)
         worker, slot = np.nonzero(cells != SOURCE)
-        # of several assignments NumPy keeps the last: reversed, the first cell of a node counts
+        # NumPy keeps the last of several assignments; with reversed arrays, the first cell of a
+        # node
         column[cells[worker, slot][::-1]] = slot[::-1]
         columns: list[int] = column.tolist()
         columns[SOURCE] = 0

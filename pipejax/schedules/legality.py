@@ -174,7 +174,7 @@ def check_once(content: Content) -> None:
 
 def check_complete(content: Content) -> None:
     """Check that every microbatch passes every stage, and that every op has its producers."""
-    # With custom kinds and no usual forward or backward, the rules alone say what is complete.
+    # With custom kinds and no default forward or backward, only the rules decide.
     grammar = content.grammar
     if not grammar.custom_phases or not {*content.used_phases}.isdisjoint((Phase.F, *BACKWARDS)):
         _check_forwards_and_backwards(content)

@@ -101,7 +101,7 @@ class OwnFunction:
     def _call(self, arguments: Mapping[str, Any]) -> Any:
         """Call the user's function; raise its errors as a ValueError with file and line."""
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # stdout is for what the command prints
+            with contextlib.redirect_stdout(sys.stderr):  # stdout is for the output of the command
                 return self.function(**arguments)
         except MemoryError:
             raise

@@ -114,7 +114,7 @@ def _pairs(spread: Spread) -> Route:
 
 def _steps(spread: Spread) -> Route:
     """Return the route of a ring exchange: n - 1 sends to the next of n accelerators."""
-    # In each node, one accelerator sends to the next node by its share of a NIC, others inside.
+    # In each node, one accelerator sends to the next node, over its share of a NIC.
     steps, far = spread.size - 1, spread.multinode
     near_bytes = (spread.per_node > 1) * spread.sent_bytes
     return Route((1 - far) * steps, far * steps, near_bytes, far * spread.sent_bytes)
@@ -315,7 +315,7 @@ def _context_exchanges(model: Model, layout: Layout) -> tuple[Collective, ...]:
 def _expert_exchanges(
     model: Model, layout: Layout, recomputes: bool = False
 ) -> tuple[Collective, ...]:
-    """List collectives that send tokens to experts and back; I repeats those of F if asked."""
+    """List collectives that send tokens to experts and back; a recomputing I repeats those of F."""
     assert model.moe is not None
     slots = model.moe.slots
     routed_tokens = accelerator_tokens(model, layout) / layout.shared_by * slots

@@ -205,7 +205,7 @@ def layer_weight_grad_bytes(
     # products' outputs later use the memory of the norms' inputs
     unsplit = 2 * e * h + (0 if "layernorm" in modules else 2 * operand * h)
     # I of a flash kernel reads attention's output. The output is the projection's input, which is
-    # kept anyway; only if that is in a narrower precision, or not kept, is the output kept besides.
+    # kept anyway; the output itself is kept only if the input is narrower or not kept.
     is_wide = layout.precision not in OPERAND_BYTES  # inputs stay in the model's own precision
     shares_output = layout.lora_rank > 0 or (layout.trains_base and is_wide)
     keeps_output = not shares_output and model.flash_attention and "core_attn" not in modules
@@ -335,7 +335,7 @@ def buffer_bytes(
     layer_bytes = tokens * (width + 2 * h)
     trained = layout.trains_base
     head_bytes = head * (tokens * 2 * h + trained * model.head_parameters / t)
-    # beside the loss's softmax: a float32 copy of the logits, and the gradient of the softmax
+    # in addition to the softmax of the loss: the logits in float32, the gradient of the softmax
     copies = len({"logits", "loss"} & unfused_kernels(model))
     logit_bytes = head * copies * tokens * FLOAT32 * model.vocabulary / t
     is_wider = model.accumulated_bytes > e

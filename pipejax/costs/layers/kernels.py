@@ -90,7 +90,7 @@ def gemm(
 
 def batched(name: str, model: Model, layout: Layout, shape: Product, heads: Number) -> LayerOp:
     """Return the op of one matrix product per attention head; I has two per head, W none."""
-    # Its factors have the bytes of the layout's precision, its result those of the model.
+    # The factors have the precision of the layout, the result has that of the model.
     m, n, k = shape
     flop = 2 * heads * m * n * k
     moved = heads * (operand_bytes(model, layout) * (m * k + n * k) + model.element_bytes * m * n)

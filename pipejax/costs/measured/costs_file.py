@@ -67,7 +67,7 @@ def read_csv(path: Path) -> dict[str, Any]:
             "each stage from 0"
         )
     keys = [name for name, _ in check_header(path, header, COLUMNS).values() if name != "stage"]
-    # a row needs its stage; `_content` checks its other cells
+    # each row needs a stage; `_content` checks the other cells
     rows = read_cells(path, COLUMNS, lambda _, cells: with_defaults(_STAGE, cells) | cells)
     rows.sort(key=lambda row: row["stage"])
     stages = [row["stage"] for row in rows]

@@ -413,7 +413,7 @@ def read_log(path: str | Path) -> MegatronLog | TrainerLog:
             skipped += len(times)
             arguments, times, vocabulary, memory, may_have_arguments = {}, [], 0, 0.0, True
         elif "-- end of arguments --" in line:
-            may_have_arguments = False  # later lines of this form are reports
+            may_have_arguments = False  # later lines with this form are reports
         elif iteration := MEGATRON.read(line):
             may_have_arguments = False
             batch, seconds = int(iteration.get("batch", 0)), iteration["seconds"]

@@ -43,7 +43,7 @@ DEFAULT_TEXTS = {
     "embedding_units": "0 (the embedding counts as no layer)",
     "loss_units": "0 (the head counts as no layer)",
 }
-NEEDED_SIZES = ("layers", "hidden", "heads", "sequence")  # of a row without a model
+NEEDED_SIZES = ("layers", "hidden", "heads", "sequence")  # required without a model
 TEXTS = ("system", "group", "release", "source")
 _SOFTWARE = {field.name: field.default for field in dataclasses.fields(Workload)}
 

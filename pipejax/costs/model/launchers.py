@@ -35,7 +35,7 @@ PYTORCH: Mapping[str, str] = {  # schedules that PyTorch builds by these names
     "interleaved-zb": "InterleavedZeroBubble",
     "looped-bfs": "LoopedBFS",  # other order of backwards, with the same time and memory
 }
-GROUP_SIZE = "microbatch-group-size-per-virtual-pipeline-stage"  # of Megatron-LM
+GROUP_SIZE = "microbatch-group-size-per-virtual-pipeline-stage"  # option of Megatron-LM
 COMBINED = "combined-1f1b"  # Megatron's order under --overlap-moe-expert-parallel-comm
 PLAIN = r"[a-z][a-z0-9_+]*|[0-9.]+|megatron[.\w]+"  # values that need no quotes
 Options = dict[str, Any]
@@ -218,7 +218,7 @@ class _Pipeline:
         self.schedule = schedule_name(table) if self.workers > 1 else "1f1b"
         self.group_size = interleaved_groups(table) if self.workers > 1 else 0
         self.has_w = bool((table.phase == Phase.W).any())
-        # pairs in which experts exchange tokens beside the compute of another microbatch
+        # fused pairs, in which experts exchange tokens while another microbatch computes
         self.overlaps_experts = not table.grammar.is_usual and self.schedule == COMBINED
         is_supported = table.grammar.is_usual or self.overlaps_experts
         self.unusual = [] if is_supported else [table.grammar.first_difference]
@@ -436,7 +436,7 @@ def _order_of_torchtitan(pipeline: _Pipeline) -> Options:
     if order and (is_even or not has_rounds):
         return {"pipeline_parallel_schedule": PYTORCH[order]}
     options: Options = {"pipeline_parallel_schedule_csv": f"{pipeline.schedule}.csv"}
-    if name := _named_placement(pipeline):  # beside a file, a name places the stages on ranks
+    if name := _named_placement(pipeline):  # with a file, the name only places stages on ranks
         options = {"pipeline_parallel_schedule": name, **options}
     return options
 
@@ -644,7 +644,7 @@ class Launcher(NamedTuple):
     precisions: Mapping[str, Options]  # options by precision of products
     recomputations: Sequence[str] = ()  # that a plan tries beside none and full
     style: str = "flags"  # how options are written: "flags", "pairs" of name=value, or a "file"
-    groups: Mapping[str, Sequence[str]] = {}  # {configuration record: options}; others in "model"
+    groups: Mapping[str, Sequence[str]] = {}  # {configuration record: options}; rest: "model"
     gradient_bytes: float | None = None  # default bytes of an accumulated gradient, if known
     workload: Mapping[str, Any] = {}  # defaults of `Workload` fields that differ from ours
     alone: Mapping[str, Any] = {}  # further defaults for a job without a pipeline

@@ -142,7 +142,7 @@ class Model:
         flash attention). Times do not depend on it.
       norm_biases: whether norms have biases (LayerNorm); as `biases` if None.
       qkv_biases: whether queries, keys and values have biases; as `biases` if None.
-      qk_norms: whether queries and keys have a norm, one head wide; latent attention has its own.
+      qk_norms: whether queries and keys have a norm, one head wide; latent attention has some.
     """
 
     name: str = dataclasses.field(metadata=_STATIC)

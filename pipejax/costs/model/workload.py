@@ -238,7 +238,7 @@ class Workload:
     def uneven_splits(self) -> list[str]:
         """List, as sentences, sizes of the model that a degree of parallelism does not divide."""
         model, tensor = self.model, self.tensor_parallel
-        # degree, its axis, the number to divide and what that counts
+        # (degree, name of its axis, number to divide, meaning of this number)
         splits = [
             (tensor, "tensor", model.heads, "heads"),
             (self.context_parallel, "context", model.sequence, "tokens of a sequence"),
@@ -275,7 +275,7 @@ class Workload:
         values: dict[str, Any] = {}
         for field in _SHARED_FIELDS:
             value = getattr(self, field.name)
-            is_static = bool(field.metadata)  # a text, or a flag that decides which ops there are
+            is_static = bool(field.metadata)  # a text, or a flag that decides which ops exist
             values[field.name] = value if is_static else float(value)
         layers, attention, head = self.precisions
         values |= {"precision": layers, "attention_precision": attention, "head_precision": head}
@@ -408,7 +408,7 @@ def recomputed_stages(workload: Workload, table: ScheduleTable) -> Bool[NumpyArr
 
 def mtp_shares(workload: Workload, num_stages: int) -> PerStage:
     """Return each stage's share of multi-token prediction layers; by default the last has all."""
-    # `assign_layers` checks the layout; here the model's numbers may be traced.
+    # `assign_layers` checks the layout; in this function the model's numbers may be traced.
     if workload.pipeline_layout:
         counts = PipelineLayout.parse(workload.pipeline_layout).count("m")
         if counts.any():
@@ -474,7 +474,7 @@ def build_stages(
 def _ends_step(table: ScheduleTable) -> Float[NumpyArray, " stages"]:
     """Return (stages) 1 for stages that compute a worker's last gradient, 0 for other stages."""
     cells = table.backward_end_cells  # (stages, microbatches)
-    # cells are numbered row by row: with 10 slots, 3 and 7 are of worker 0, whose last one is 7
+    # cells are numbered row by row: with 10 slots, cells 3 and 7 are on worker 0, 7 is the last
     last_cells = np.full(table.num_workers, NOWHERE)
     np.maximum.at(last_cells, cells // table.num_slots, cells)
     return np.isin(cells, last_cells).any(axis=1).astype(float)
@@ -504,7 +504,7 @@ def layers_by_kind(
     model: Model, layout: Layout, stages: Stages, layers: PerStage, extra: PerStage | float = 0.0
 ) -> tuple[PerStage, ...]:
     """Count the first `layers` of each stage by kind: (stages) for each of `layer_kinds`."""
-    # A model's first layers are dense, the others may have experts. `extra` layers of a stage are
+    # A model's first layers are dense, the others may have experts. `extra` layers of a stage
     # have the last of these two kinds. If first and last layers of the model ("wide" ones) stay in
     # 16 bits, each kind comes twice: narrow layers first, then wide layers.
     # 4 layers on 2 stages, 1 dense, last wide: dense 1 0, MoE 1 1, wide dense 0 0, wide MoE 0 1

@@ -132,8 +132,8 @@ def _tied_embedding(work: StageWork, system: System) -> _Exchange:
 
 def _exchange_times(system: System, exchanges: Sequence[_Exchange]) -> list[Float[Computed, "..."]]:
     """Compute the time [s] of each exchange, in the shape to which its numbers broadcast."""
-    # One array has all exchanges of a kind. In a batch of systems with different networks, those
-    # inside a node have an array of their own, because their times are the same on all networks.
+    # One array has all exchanges of a kind. In a batch of systems with different networks,
+    # exchanges inside a node have another array, because their times are equal on all networks.
     leaves = [(item.volume, *item.group, item.repeats, item.copies) for item in exchanges]
     shapes = [np.broadcast_shapes(*map(np.shape, arrays)) for arrays in leaves]
     has_many_networks = isinstance(system.network.rate, Many)

@@ -27,7 +27,7 @@ def model_levels(workload: Workload, system: System, table: ScheduleTable) -> Le
 def model_placements(workload: Workload, system: System, table: ScheduleTable) -> PlacedCosts:
     """Compute costs of a model on a schedule as a function of its workers' places in nodes."""
     # Messages go over links of the node or of the network. So do gradients of stages that have
-    # copies, and those of an embedding that the first and the last stage hold.
+    # copies, and gradients of an embedding that the first and the last stage hold.
     in_order = dataclasses.replace(workload, worker_places=())
     costs = stage_costs(in_order, system, table)
     size = workload.microbatch_size(table) / table.grammar.slices  # a message carries one slice

@@ -355,8 +355,8 @@ def _gradient_exchange(
 
 def _update(work: StageWork, system: System, exchanges: Exchanges, forward: Number) -> PerStage:
     """Return the time [s] of each stage's update U (stages): optimizer, then weight gathers."""
-    # If the host has a share of the optimizer, gradients go there and weights come back. Gathers
-    # overlap with the first forward, layer by layer.
+    # If the host has a share of the optimizer, gradients go to the host and weights come back.
+    # Gathers overlap with the first forward, layer by layer.
     layout, zero = work.layout, work.layout.zero
     # ZeRO 1: an accelerator updates its part of the parameters, dense ones and those of experts
     dense_parts = xp.where(zero >= 1, layout.replicas * work.stages.copies, 1.0)
@@ -388,9 +388,9 @@ def stage_costs(
 
     With `lengths`, a microbatch of n tokens is priced as b sequences of n / b tokens, where b is
     the workload's microbatch size. Packed sequences s are priced as sequences of sum(s^2) / sum(s)
-    tokens, which attend to as many others; slices likewise. So products grow with the tokens, and
-    attention with the squares of the lengths. Latencies, A, U and sharding do not depend on
-    lengths. With slices, A and U overlap with the first slice.
+    tokens, which attend to as many others. Slices are priced likewise. So products grow with the
+    tokens, and attention with the squares of the lengths. Latencies, A, U and sharding do not
+    depend on lengths. With slices, A and U overlap with the first slice.
 
     Args:
       workload: model, minibatch and parallelism.

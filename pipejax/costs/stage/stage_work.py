@@ -169,7 +169,7 @@ def work_of_stages(
     all_layers = all_layers_by_kind(model, layout, stages)
     recomputed = layers_by_kind(model, layout, stages, stages.recomputed)
     layers_again, kinds_once = None, None
-    if layout.recompute_again:  # W recomputes what R or I recomputes
+    if layout.recompute_again:  # W repeats the recomputation of R or I
         pairs = zip(all_layers, recomputed, strict=True)
         layers_again = tuple(xp.where(has_r, *pair) for pair in pairs)
         if recomputed_modules(recompute):
@@ -487,7 +487,7 @@ def gathered_bytes(workload: Workload, table: ScheduleTable) -> Float[NumpyArray
         return np.zeros(table.num_workers)
     sizes = gathered_sizes(workload, table)
     if np.array_equal(sizes, np.asarray(stage_bytes(workload, table).weights, float)):
-        return np.zeros(table.num_workers)  # no weights are split: they are there all the time
+        return np.zeros(table.num_workers)  # unsplit weights need no gathers
     return gathered_peak(table, sizes)
 
 

@@ -171,10 +171,10 @@ class Contention(FloatFields):
 
     def saved(self, exchange: Numbers, compute: Numbers) -> Any:
         """Return the time [s] that overlapping exchange and compute saves over running in turn."""
-        # Exchange 2 s, compute 5 s, slow-downs 1.5 and 1.2: the exchange ends after 3 s, in which
-        # 3 / 1.2 = 2.5 s of compute are done. The other 2.5 s follow, so 5.5 s pass in place of 7.
-        # In general, exchange * (1 - e + e / c) is saved; likewise if compute ends first. Below 0,
-        # overlap costs more than it saves.
+        # Exchange 2 s, compute 5 s, slow-downs 1.5 and 1.2: the exchange ends after 3 s, in which 3
+        # / 1.2 = 2.5 s of compute are done. The remaining 2.5 s follow, so both take 5.5 s instead
+        # of 7 s. In general, exchange * (1 - e + e / c) is saved, and likewise if compute ends
+        # first. Below 0, overlap costs more than it saves.
         c, e = self.compute, self.exchange  # slow-downs
         exchange_ends_first = e * exchange <= c * compute
         by_exchange, by_compute = exchange * (1 - e + e / c), compute * (1 - c + c / e)

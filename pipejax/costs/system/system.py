@@ -354,7 +354,7 @@ def _built_in_range(name: str) -> tuple[float, float]:
 def _warn_of_unusual_numbers(
     system: System, where: str, names: Iterable[str], far: float = FAR
 ) -> None:
-    """Warn about numbers far outside those of all built-in systems: a unit may be wrong."""
+    """Warn about numbers far outside the range of built-in systems, whose unit may be wrong."""
     for name in {*OF_SHEETS}.intersection(names):
         values, (low, high) = np.asarray(system_number(system, name)), _built_in_range(name)
         above, below = values.max() / high, low / values.min()

@@ -141,7 +141,7 @@ def _slots(first_use: Column, last_use: Column) -> tuple[Column, int]:
     #     slot      new      new                  that of a     b      new
     size = len(first_use)
     takes, puts = np.argsort(first_use, kind="stable"), np.argsort(last_use, kind="stable")
-    # index of each event: number of events of its kind before, plus those of the other kind
+    # index of each event: number of earlier events of its kind, plus those of the other kind
     put_at = np.arange(size) + np.searchsorted(first_use[takes], last_use[puts], "right")
     take_at = np.arange(size) + np.searchsorted(last_use[puts], first_use[takes])
     op, step = np.empty(2 * size, np.int32), np.empty(2 * size, np.int8)
@@ -197,7 +197,7 @@ class Task(NamedTuple):
     """Problem that the interpreter's loops solve for every configuration of a batch."""
 
     forward: ForwardProgram  # the program as data
-    backward: BackwardProgram | None  # None: makespans alone
+    backward: BackwardProgram | None  # None: only makespans
     temperature: Float[Array, ""] | float | None = None  # of smooth maxima [s]; None: exact maxima
 
 

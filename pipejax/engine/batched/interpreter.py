@@ -179,7 +179,7 @@ def _levels(ops: BinaryOps) -> Ops:
 def _with_copies(ops: BinaryOps, level: Ops) -> tuple[Ops, Ops, Ops, Ops, Ops]:
     """Add an op that copies a value, for each value that is read an even number of levels later."""
     # Return (first, second, lag, duration, level) of all ops: two operands, two cost positions.
-    # A copy is an op one level after its value, in the other buffer, where those readers find it.
+    # A copy is an op one level after its value, in the other buffer, where these readers read it.
     # The makespan, the value of the last op, is copied too if it is on an odd level.
     first, second = operands = ops.first.copy(), ops.second.copy()
     is_even = [(operand >= 0) & ((level - level[operand]) % 2 == 0) for operand in operands]
@@ -188,7 +188,7 @@ def _with_copies(ops: BinaryOps, level: Ops) -> tuple[Ops, Ops, Ops, Ops, Ops]:
         is_copied[operand[reads_copy]] = True
     is_copied[-1] = level[-1] % 2 == 1
     copied = np.flatnonzero(is_copied)  # no op reads the last op, so its copy is the last one
-    # of 10 ops, 3 and 7 are copied as ops 10 and 11: operand 7 becomes 10 + 1
+    # among 10 ops, ops 3 and 7 are copied as ops 10 and 11: operand 7 becomes 10 + 1
     for operand, reads_copy in zip(operands, is_even, strict=True):
         operand[reads_copy] = ops.num_ops + np.searchsorted(copied, operand[reads_copy])
     no_cost = np.full(len(copied), ZERO)
@@ -267,8 +267,8 @@ Result = tuple[Float[Array, " batch"], Counts | None]
 LANES = 128
 LANES_UNIT = 32  # divides the number of lanes in a batch that does not fill its rows
 MAX_TILES = 16  # most rows of configurations in a block
-CHOICE_BYTES = 1 << 27  # of choices and paths in a block, for the gradient
-ACCELERATOR_BYTES = 1 << 32  # the same on an accelerator
+CHOICE_BYTES = 1 << 27  # bytes of choices and paths in a block, for the gradient
+ACCELERATOR_BYTES = 1 << 32  # the same limit on an accelerator
 BATCH_AXIS = "batch"  # name of the axis of devices
 MIN_WORK_OF_THREAD = 1 << 21  # ops times configurations from which another thread pays
 
@@ -305,7 +305,7 @@ def side_by_side(
     # on a CPU, loops of one computation do not run in parallel, but two computations do
     size = max(map(len, pieces))
     part_size = -(-size // threads)
-    has_float64 = bool(jax.config.read("jax_enable_x64"))  # a context of this thread alone
+    has_float64 = bool(jax.config.read("jax_enable_x64"))  # the setting of this thread
 
     def solve_part(low: int) -> PartResult:
         """Solve the part of the batch that starts at configuration `low`."""

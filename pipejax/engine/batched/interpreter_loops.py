@@ -120,7 +120,7 @@ def empty_buffers(
 
 def cost_columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Array:
     """Copy the costs [s] of a tile's configurations to (columns, lanes); column 0 stays zero."""
-    # Pieces have shape (configurations or 1, entries); each entry becomes a row here.
+    # Pieces have shape (configurations or 1, entries); each entry becomes a row of `columns`.
     lanes, row = columns.shape[1], 1
 
     def copy_entry(piece: Array, row: int, e: Array, columns: Array) -> Array:
@@ -151,8 +151,8 @@ def cost_sums(cost: Array, terms: UIntArray, num_rows: Number, columns: Array) -
 
 def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tuple[Array, Array]:
     """Run all ops for tile t; return values by slot (slots, lanes) [s] and updated choices."""
-    # No op writes the slot of its own operand (`binary_program` sees to that). An iteration runs a
-    # group of ops, as many as a byte has bits.
+    # No op writes the slot of its own operand (`binary_program.allocate` ensures this). An
+    # iteration runs a group of ops, as many as a byte has bits.
     program, temperature = task.forward, task.temperature
     keeps_choices = task.backward is not None
     weights = jnp.zeros((GROUP + 1, cost.shape[1]), bool if temperature is None else cost.dtype)

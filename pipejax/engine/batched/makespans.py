@@ -61,7 +61,7 @@ from pipejax.engine.lowering.program import Program
 from pipejax.engine.pricing import check_known, program_for
 
 MAX_BYTES = 1 << 30  # bytes of costs and results that are on the device at once
-MIN_UNROLLED_WORK = 10**6  # ops times configurations from which a kernel of its own pays
+MIN_UNROLLED_WORK = 10**6  # ops times configurations from which a kernel for one program pays
 QUICK_OPS, QUICK_OPS_WITH_COUNTS = 500, 160  # ops that compile quickly, for values and with counts
 MIN_LEVELS_WORK = 10**7  # ops times configurations from which loops by level pay, without counts
 MIN_UNCOPIED_NUMBERS = 10**6  # numbers of a batch from which it compiles for its own shapes

@@ -22,7 +22,7 @@ from pipejax.engine.batched.interpreter import num_threads, side_by_side
 from pipejax.engine.batched.interpreter_loops import LOOPS
 
 MAX_OPS = 1600  # about a second of compilation
-MAX_VALUES_AND_WORDS = 3200  # of all ops in a kernel with counts: two seconds of compilation
+MAX_VALUES_AND_WORDS = 3200  # of all ops, with counts: about two seconds of compilation
 
 Code = list[list[int]]  # for each op: its two operands, and the cost rows of lag and duration
 Values = Float[Array, " batch"]
@@ -166,7 +166,7 @@ def lay_out_digits(ops: BinaryOps, rows: CostRows, bits: int) -> Digits:
                 if first != NO_OPERAND:
                     operand_uses = extreme(uses[first], operand_uses)
             uses[op] = operand_uses + unit[duration]
-    least = low[len(code) - 1]  # of the last op, which is the makespan
+    least = low[len(code) - 1]  # of paths to the last op, whose end is the makespan
     excesses, sums = high[len(code) - 1] - least, _row_sums(np.array(gaps), path[len(code) - 1])
     places: dict[int, tuple[int, int, int]] = {}
     word, value = 0, 1

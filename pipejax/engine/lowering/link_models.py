@@ -156,7 +156,7 @@ def queue_keys(
     size = int(workers.max(initial=0)) + 1
     keys = {
         "worker": workers,
-        "pair": workers * size + workers[::-1],  # the row below is the other worker's
+        "pair": workers * size + workers[::-1],  # the other row has the other worker
         "direction": workers * 2 + direction,
     }
     return keys[queues]
@@ -293,7 +293,7 @@ def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
     layout = program.layout
     shape = 2, layout.num_pipes, layout.num_boundaries, layout.num_microbatches
     # an eager message of the program must be below the limit in all configurations of the batch,
-    # another message in none
+    # any other message in no configuration
     any_below = np.broadcast_to(is_below.any(0), shape)[index]
     all_below = np.broadcast_to(is_below.all(0), shape)[index]
     models = links.message_models(program.num_workers, sent.sender, sent.receiver)

@@ -249,7 +249,7 @@ def _add_step_end(builder: ProgramBuilder) -> None:
     # An all-reduce waits for the last gradient of its stage on every worker.
     table, layout = builder.table, builder.layout
     nodes = builder.node_of_cell.ravel()
-    last_slot = np.full((table.num_workers, table.num_stages), -1)  # of the last gradient
+    last_slot = np.full((table.num_workers, table.num_stages), -1)  # slot of the last gradient
     for cells in (table.cells, table.partners):
         worker, slot = np.nonzero(np.isin(cells.phase, table.grammar.backward_ends))
         np.maximum.at(last_slot, (worker, cells.stage[worker, slot]), slot)

@@ -163,7 +163,7 @@ class ProgramBuilder:
         is_op = (nodes["worker"] != NO_WORKER) & ~np.isin(nodes["phase"], no_ops)
         ops = np.flatnonzero(is_op)
         op_workers = nodes["worker"][ops]
-        # of several assignments to a worker NumPy keeps the last; reversed, the first
+        # NumPy keeps the last of several assignments to a worker; with reversed arrays, the first
         first_node, last_node = np.zeros((2, self.table.num_workers), np.int32)
         last_node[op_workers] = ops
         first_node[op_workers[::-1]] = ops[::-1]

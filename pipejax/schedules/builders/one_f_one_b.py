@@ -331,7 +331,7 @@ def slimpipe(
             "in groups of one for each worker",
             "slices",
         )
-    least_warmup = slices * stages_per_worker - 1  # of the last worker
+    least_warmup = slices * stages_per_worker - 1  # warm-up of the last worker
     warmups = [least_warmup + 2 * (num_workers - r - 1) for r in range(num_workers)]
     return _sliced_table("slimpipe", warmups, num_microbatches, slices, stages_per_worker, slots)
 

@@ -26,9 +26,9 @@ from pipejax.schedules.table.table import ScheduleTable
 
 # Zero-bubble schedules: backwards are split, and weight gradients fill idle time.
 #
-# In ZB-H1 and ZB-H2 the order is fixed, whatever the ops cost. Weight gradients of later workers
-# lag more microbatches behind their input gradients: so they fill the time in which earlier workers
-# end theirs. The other schedules are planned for given times, under a memory limit.
+# In ZB-H1 and ZB-H2 the order is fixed, whatever the times of ops. Weight gradients of later
+# workers lag more microbatches behind their input gradients: so they fill the time in which earlier
+# workers end theirs. The other schedules are planned for given times, under a memory limit.
 
 
 @published("zb-h1", ZERO_BUBBLE)
@@ -342,7 +342,7 @@ def pipe_offload(
     if offload is not None:
         offload_times = per_entry(offload, stages, "offload").tolist()
         load_times = offload_times if load is None else per_entry(load, stages, "load").tolist()
-        offloaded_stages = stages_per_worker * offloaded_share  # of each worker; 1.5 is possible
+        offloaded_stages = stages_per_worker * offloaded_share  # on each worker; may be 1.5
         candidates = _offload_candidates(num_workers, num_microbatches, offloaded_stages)
         ops = _with_offloads(ops, candidates, offload_times, load_times, host_links)
     limits = _activation_peaks(ops, weight_share)

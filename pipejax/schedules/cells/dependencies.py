@@ -145,7 +145,7 @@ def find_producers(content: Content, rule: Rule, waiting: Waiting) -> Int[NumpyA
     has_target = waiting.has_target
     cells = np.full_like(waiting.consumer, NOWHERE)
     targets = waiting.producer_stage[has_target], waiting.microbatch[has_target]
-    for phase in rule.producers:  # alternatives: the table holds at most one of them
+    for phase in rule.producers:  # the table holds at most one of these phases
         cells[has_target] = np.maximum(cells[has_target], content.where[phase][targets])
     return cells
 

@@ -59,9 +59,9 @@ class Rule(NamedTuple):
       is_answered: whether a producer must have a consumer, on its own stage.
       sends: whether a producer on another worker sends a message to the consumer.
       consumer_stage: the only stage whose ops wait; `LAST` is the last one.
-      producer_stage: stage of the producer, whatever the stage of the consumer.
+      producer_stage: stage of the producer, for every stage of the consumer.
       consumer_microbatch: the only microbatch whose ops wait.
-      producer_microbatch: microbatch of the producer, whatever that of the consumer.
+      producer_microbatch: microbatch of the producer, for every microbatch of the consumer.
       slice_offset: slice of the producer minus slice of the consumer.
       waits_for_all: whether the consumer waits for all microbatches.
     """
@@ -264,8 +264,8 @@ class Grammar(PhaseLists[AnyPhase]):
             for k, (letters, kind) in enumerate(self.kinds.items())
         )
         lane_sharding = _check_lanes(self.lanes)
-        # the phase of each code: those of all tables, with UNSHARD and REDUCE_GRAD on their lanes,
-        # then custom phases
+        # the phase of each code: the phases of all tables, with UNSHARD and REDUCE_GRAD on their
+        # lanes, then custom phases
         lane_phases = {int(phase): phase for phase in lane_sharding}
         phases = (*(lane_phases.get(int(phase), phase) for phase in Phase), *custom_phases)
         object.__setattr__(self, "custom_phases", custom_phases)
@@ -385,7 +385,7 @@ class Grammar(PhaseLists[AnyPhase]):
         return lanes
 
     def edges(self, num_stages: int) -> tuple[Edge, ...]:
-        """Return the edges between stages, those of the graph or of a chain without a graph."""
+        """Return the edges between stages: those of the graph or, without a graph, of a chain."""
         return tuple(self.graph) or tuple((s, s + 1) for s in range(num_stages - 1))
 
     def read(self, cell: Cell | str) -> Cell:

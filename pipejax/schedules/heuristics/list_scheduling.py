@@ -286,7 +286,7 @@ def _round_trips(work: Work) -> list[Time]:
     round_trips: list[Time] = [0]  # last stage first
     for stage in reversed(range(1, len(work.placement[0]))):
         ops = work.durations[F][stage] + work.durations[I][stage]
-        times = (*work.lag, *work.transmit)  # of both directions, each by pipe and boundary
+        times = (*work.lag, *work.transmit)  # [direction][pipe][boundary]
         messages = sum(pipes[0][stage - 1] for pipes in times)
         round_trips.append(round_trips[-1] + ops + messages)
     return round_trips[::-1]

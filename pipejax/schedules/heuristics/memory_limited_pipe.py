@@ -100,7 +100,7 @@ def per_entry(value: Numbers, count: int, name: str) -> Float[NumpyArray, " entr
 # greedy start of OptPipe (AdaOffload, arXiv:2510.05186). If memory is very short, an activation
 # returns only when its gradient is on its way, and no stage runs ahead of one with less memory.
 
-EXTRA_DEPTHS = (0.0, 0.5, 1.0)  # forwards in flight beyond those of 1F1B, per later stage
+EXTRA_DEPTHS = (0.0, 0.5, 1.0)  # forwards in flight per later stage, beyond 1F1B
 # (due, by_next) of `Rules`, which decide when an offloaded activation returns
 RETURNS = ((1, False), (2, False), (0, True), (1, True))
 LATEST_RETURN = (0, True)
@@ -281,7 +281,7 @@ class _Rounds:
             return False
         next_stage = stage + 1
         next_ops = self.durations[F][next_stage] + self.durations[I][next_stage]
-        arrival = self.clock[next_stage] + next_ops + self.back[stage]  # of the gradient
+        arrival = self.clock[next_stage] + next_ops + self.back[stage]  # arrival of the gradient
         if self.clock[stage] >= arrival:
             return True
         num_weights = self.weights_before_forward(stage) or 0  # None: the forward cannot run

@@ -286,12 +286,12 @@ def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
     is_on_link = is_phase(ops.phase, HOST)
     executed = np.flatnonzero(~is_on_link)
     executed = executed[np.lexsort((ops.end[executed], ops.start[executed]))]
-    # position among the executed ops: 1, 2, 3, ..; a transfer has that of the op before it
+    # position among the executed ops: 1, 2, 3, ..; a transfer has the position of the op before it
     position = np.empty(len(ops.phase), np.int64)
     position[executed] = np.arange(1, len(executed) + 1)
     latest_end = ops.start[is_on_link] + ops.tolerance
     position[is_on_link] = np.searchsorted(ops.end[executed], latest_end, side="right")
-    # of two transfers without duration at one time, the offload makes room for the load
+    # if two transfers without duration start together, the offload frees memory for the load
     return np.lexsort((ops.phase == Phase.L, ops.end, ops.start, is_on_link, position))
 
 
@@ -321,7 +321,7 @@ def _with_waits(
     max_level = limit * (1 + ROUNDING)
     freed_by_gradients = 0.0  # up to this op
     offloads: list[Op] = []
-    freed_by_offloads, offload_ends = [0.0], [0.0]  # of the first k offloads together
+    freed_by_offloads, offload_ends = [0.0], [0.0]  # entry k: first k offloads
     num_ended = 0  # offloads that have certainly ended
     offloads_before_load: dict[tuple[int, int], int] = {}
     cells: list[Cell] = []

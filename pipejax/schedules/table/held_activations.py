@@ -43,7 +43,7 @@ MANY_SIZES = 64  # different sizes, above which levels are summed worker by work
 
 
 class LedgerEntry(NamedTuple):
-    """An entry of the memory ledger, which changes what a worker holds."""
+    """An entry of the memory ledger: a change of the memory that a worker holds."""
 
     moment: int  # `START` or `END` of the op
     part: int  # part of an activation that is taken or freed
@@ -182,7 +182,7 @@ class HeldParts(NamedTuple):
     def levels(self, sizes: Num[NumpyArray, "parts stages"]) -> Num[NumpyArray, " levels"]:
         """Return workers' memory after the last change at each time, in the unit of `sizes`."""
         # Sum counts of each size, not sizes: counts are exact, so the level is 0 when all is freed.
-        #   worker 0 0 1 1, change 1 -1 1 1: counts 1 0 1 2, less those of earlier workers
+        #   worker 0 0 1 1, change 1 -1 1 1: counts 1 0 1 2, minus counts of earlier workers
         size = with_items(sizes, self.items)[self.part, self.stage]
         levels = np.zeros(len(size), size.dtype)
         first_change = np.searchsorted(self.worker, self.worker)  # first change of the same worker
@@ -332,7 +332,7 @@ class HeldCounts(NamedTuple):
         counts, batch = self.parts, np.shape(sizes[WHOLE])[:-1]
         if all(isinstance(array, np.ndarray) for array in (counts, *sizes)):
             counts, sizes = _drop_zero_counts(counts, sizes)
-            count = max(1, MAX_PRODUCTS // counts[0, :, 0].size)  # of configurations at once
+            count = max(1, MAX_PRODUCTS // counts[0, :, 0].size)  # configurations at once
             blocks = (slice(k, k + count) for k in range(0, max(1, sizes[0].shape[1]), count))
             peaks = [_peaks([size[:, block] for size in sizes], counts) for block in blocks]
             return np.concatenate(peaks, axis=1).T.reshape(*batch, len(self.copies))
@@ -367,7 +367,7 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
     held, stages = held_in_rows(table, at_work=True), table.num_stages
     num_parts = len(PARTS) + len(held.items)
     column = held.part * stages + held.stage % stages  # one column for each part and stage
-    worker_peaks = []  # of each worker: columns, and counts (columns, times)
+    worker_peaks = []  # (columns, counts (columns, times)) of each worker
     ends = np.searchsorted(held.worker, np.arange(table.num_workers + 1))
     for on_worker in itertools.starmap(slice, itertools.pairwise(ends)):
         # the worker has few of all columns: count in these alone

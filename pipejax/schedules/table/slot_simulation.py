@@ -88,9 +88,9 @@ def align_columns(
     rows: Sequence[Sequence[Cell]], queues: Iterable[Sequence[tuple[int, int]]]
 ) -> list[list[Cell]]:
     """Insert the fewest idle cells with which the columns of each queue's cells ascend."""
-    # Queues hold (worker, index in its row). The column of a cell is one more than those of the
-    # cells before it in its row and in its queue: a longest path over edges between cells, numbered
-    # row by row. Rows a b and c d with the queue b c have the columns 0 1 and 2 3.
+    # Queues hold (worker, index in its row). The column of a cell is one more than the columns of
+    # the cells before it in its row and in its queue: a longest path over edges between cells,
+    # numbered row by row. Rows a b and c d with the queue b c have the columns 0 1 and 2 3.
     row_starts = np.cumsum([0, *map(len, rows)])
     queue_cells = [[int(row_starts[worker]) + k for worker, k in queue] for queue in queues]
     not_first = np.setdiff1d(np.arange(1, row_starts[-1]), row_starts)

@@ -46,7 +46,7 @@ _IN_NOTEBOOKS = (16, 24)  # most workers and slots that are shown
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScheduleTable(Content, Drawn):
-    """A pipeline schedule: what each worker executes, in order.
+    """A pipeline schedule: the ops that each worker executes, in order.
 
     ```
                slot   0    1    2    3    4    5

@@ -53,7 +53,7 @@ def _list_kind(form: str, *types: type) -> FieldKind:
 
 
 _OBJECT = form_kind(lambda value: isinstance(value, dict), "an object", "object")
-_KIND: Fields = {  # of a kind of op; name and time default to the letters
+_KIND: Fields = {  # fields of a kind of op; name and time default to the letters
     "letters": FileField(TEXT, None),
     "name": FileField(TEXT, None),
     "time": FileField(TEXT, None),
@@ -288,7 +288,7 @@ def _fields(table: ScheduleTable) -> dict[str, Any]:
 
 
 def _from_csv(text: str, name: str, repair: str | None = None) -> ScheduleTable:
-    """Read a table from a CSV or from printed rows, with notices of what was inferred."""
+    """Read a table from a CSV or from printed rows, with notices about inferences."""
     rows, step_note = _split_cells(text)
     rows, letter_note = pasted_rows.in_todays_letters(rows)
     for note in filter(None, (step_note, letter_note)):
