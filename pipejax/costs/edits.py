@@ -50,7 +50,7 @@ class ShardingCells(Edit):
     residency: tuple[int, ...] = ()
 
     def change_table(self, table: ScheduleTable) -> ScheduleTable:
-        """Insert sharding cells, or move the sharding cells that the table has to the lane."""
+        """Insert sharding cells, or move the existing sharding cells to the lane."""
         from pipejax.schedules.table.sharding import insert_sharding, on_lane
 
         def worker_numbers(numbers: tuple[int, ...]) -> int | list[int]:
@@ -79,7 +79,7 @@ class HostTimes(Edit):
     replaces: bool = False  # whether these times may replace the times of a model
 
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
-        """Set the times of O and L; refuse it if costs have such times and `replaces` is False."""
+        """Set the times of O and L; refuse to replace times if `replaces` is False."""
         if self.offload is None and costs.offload is None:
             raise wrong("offload", "system needs a model, and a system with a host_link")
         if self.offload is not None and not self.replaces and has_host_times(costs):

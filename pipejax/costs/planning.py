@@ -96,7 +96,7 @@ def _in_forwards(times: Float[NumpyArray, "batch times"]) -> Float[NumpyArray, "
 
 
 def similar_table(builder: Builder, size: Options, options: Options) -> ScheduleTable:
-    """Build a 1F1B table with the stages per worker of a builder, for equal costs of stages."""
+    """Build a 1F1B table that has the same stages, and so the same costs, as a builder's tables."""
     stages_per_worker = options.get("stages_per_worker", builder.stages_per_worker)
     if stages_per_worker == 1:
         return naming.build("1f1b", **size)

@@ -353,7 +353,7 @@ def _rule_factors(
 def _multiply(value: Any, factors: Float[NumpyArray, "..."], field: str) -> Any:
     """Multiply a cost by factors; cost or factors may lack the last axis, microbatches."""
     # A cost by stage, (S), and factors by microbatch, (1, M), need a cost of (S, 1).
-    num_axes = 4 if field in MESSAGE_FIELDS else 2  # (ways, pipes, boundaries, M), (stages, M)
+    num_axes = 4 if field in MESSAGE_FIELDS else 2  # axes of messages, ops
     has_microbatches = max(np.ndim(value), factors.ndim) == num_axes
     if not has_microbatches or np.ndim(value) == factors.ndim:
         return value * factors
@@ -437,7 +437,7 @@ def _restaged_messages(
     name: str, times: Float[NumpyArray, "..."], stages: int, table: ScheduleTable
 ) -> Float[NumpyArray, "..."]:
     """Convert message times [s] from `stages` stages to a table's: (2, 1, boundaries, ..)."""
-    # A pair of workers keeps its longest message, and a new pair gets the longest of all.
+    # A pair of workers keeps its longest message time, a new pair gets the longest time of all.
     if np.ndim(times) == 0:
         return times
     while times.ndim < 3:

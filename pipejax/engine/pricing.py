@@ -193,7 +193,7 @@ def _node_microbatches(program: Program) -> Int[NumpyArray, " nodes"]:
     node = node_of_cell[row, slot]
     has_copy = (microbatch[node] >= 0) & (stage[node] >= 0)
     row, node = row[has_copy], node[has_copy]
-    # (workers, stages) smallest microbatch; without a copy of the stage M, which nobody reads
+    # (workers, stages) smallest microbatch; M, which is not read, if a worker lacks the stage
     smallest = np.full((program.num_workers, program.layout.num_stages), program.num_microbatches)
     np.minimum.at(smallest, (row, stage[node]), microbatch[node])
     updates = program.beside_cells[worker[program.beside_cells] >= 0]

@@ -372,7 +372,7 @@ def check_updates(content: Content) -> None:
 
 
 def _is_before_round(content: Content) -> Bool[NumpyArray, "stages microbatches"]:
-    """Return for each forward whether its stage has an update of an earlier round after it."""
+    """Return for each forward whether an update of an earlier round follows on its stage."""
     # A round is `round_size` microbatches: with 2 runs of 3 updates, 0 to 5, then 6 to 11.
     forward, update = content.where[Phase.F], content.where[Phase.U]
     rounds = np.arange(content.num_microbatches) // content.weights.round_size

@@ -314,8 +314,8 @@ def find(text: str, *, repair: str | None = None) -> Builder:
       The builder; for a table from a file, it can build one size only.
 
     Raises:
-      ValueError: if it names no schedule, or its file holds none.
-      OSError: if its file cannot be read.
+      ValueError: if the text names no schedule, or the file holds no schedule.
+      OSError: if the file cannot be read.
 
     Example:
       >>> find("hanayo").options

@@ -297,7 +297,7 @@ def _adapter_exchanges(model: Model, layout: Layout, count: Number) -> tuple[Col
         Collective("all_gather", "tensor", narrow, Phases(forward=count)),
         # A x of the second layer; in I the gradients of A x of both layers
         Collective("all_reduce", "tensor", narrow, Phases(forward=count, input_grad=2 * count)),
-        # B A x of the second layer; under sequence parallelism its gradient too
+        # B A x of the second layer; under sequence parallelism also the gradient of B A x
         Collective("all_gather", "tensor", wide, Phases(forward=count, input_grad=scatters)),
         # without sequence parallelism the gradient of x of the first layer
         Collective("all_reduce", "tensor", wide, Phases(input_grad=count - scatters)),

@@ -119,7 +119,7 @@ def norm(name: str, volume: Number) -> LayerOp:
 
 
 def with_forward_again(op: LayerOp, share: float = 1.0) -> LayerOp:
-    """Return the op with a share of its F repeated within I."""
+    """Return the op whose I repeats a share of its F."""
     amounts = {name: getattr(op, name) for name in ("flop", "volume", "launches")}
     changes = {
         name: phases._replace(input_grad=phases.input_grad + share * phases.forward)

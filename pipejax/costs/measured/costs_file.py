@@ -322,7 +322,7 @@ def _message(section: Any, sizes: _Sizes, where: str, scale: float) -> dict[str,
                 f"{where}: bandwidth {slowest:g} is in bytes per second, and no link is so slow; "
                 f"{slowest:g} GB/s would be {slowest * 1e9:g}"
             )
-        with np.errstate(over="ignore"):  # infinite times are refused with the other costs
+        with np.errstate(over="ignore"):  # `Costs` refuses infinite times
             transmit = values["bytes"] / values["bandwidth"]
     return {"latency": scale * values.get("latency", zero), "transmit": transmit}
 

@@ -469,7 +469,7 @@ def _unsupported_by_torchtitan(job: _Job) -> Iterator[str]:
     is_parallel = workload.tensor_parallel * job.workers > 1
     if workload.data_parallel > 1 and not workload.zero and is_parallel:
         yield "replicas that split nothing beside other parallelism (ZeRO 1 is there in a pipeline)"
-    # stages of a pipeline keep weights and whole gradients from microbatch to microbatch, as ZeRO 1
+    # stages of a pipeline keep whole weights and gradients between microbatches, as in ZeRO 1
     if job.workers > 1 and workload.zero > 1:
         yield f"ZeRO {workload.zero} in a pipeline (0 and 1 are there)"
     if job.workers == 1 and workload.zero == 1:

@@ -121,7 +121,7 @@ class Layout(FloatFields):
 
     @property
     def layer_groups(self) -> dict[str, RankGroup]:
-        """Return the groups that split a layer's products, sequences, experts and each expert."""
+        """Return {name: group of ranks} for products, sequences, all experts, and one expert."""
         return {
             "tensor": RankGroup((self.tensor,), (1.0,)),
             "context": RankGroup((self.context,), (self.tensor,)),

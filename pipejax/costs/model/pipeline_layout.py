@@ -33,7 +33,7 @@ FORMS = (
     f"{', '.join(WORDS)}, as [['embedding', 'decoder'], ['decoder', 'loss']]"
 )
 LAYOUT = "pipeline_layout"  # name of the argument in error messages
-MAX_LETTERS = 100_000  # letters and stages of a layout; a short text could repeat without end
+MAX_LETTERS = 100_000  # most letters and stages; a short text may repeat many
 TOO_MANY = f"at most {MAX_LETTERS} letters and stages can be read"
 MAX_GROUP = 16  # stages of a repeated group that a written layout may use
 Counts = Sequence[int] | Int[NumpyArray, " stages"]

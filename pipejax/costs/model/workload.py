@@ -382,7 +382,7 @@ def assign_layers(workload: Workload, table: ScheduleTable) -> StageLayers:
         layout = PipelineLayout.parse(workload.pipeline_layout)
         layout.check(workload.model, table.num_stages)
         layers = layout.count("t").astype(float)
-    max_layers, group, _ = workload.recomputation  # full: all layers, in groups of 1
+    max_layers, group, _ = workload.recomputation  # "full": inf, 1
     named_layers, largest = group if max_layers == math.inf else max_layers, int(layers.max())
     if named_layers > largest:
         refusal = f"recompute {workload.recompute}: no stage has more than {largest} layers"
@@ -606,7 +606,7 @@ class PricingShape(NamedTuple):
         num_wide = workload.wide_first + workload.wide_last  # `Workload` refuses fewer layers
         model = dataclasses.replace(mapped(lambda _: 1, model), layers=num_wide)
         layout = workload.pipeline_layout
-        if mtp_shares(workload, table.num_stages)[-1] == 1:  # layers are numbers, MTP is last
+        if mtp_shares(workload, table.num_stages)[-1] == 1:  # then numbers of layers suffice
             layout = ""
         placeholders = dataclasses.replace(
             workload, model=model, minibatch=1, pipeline_layout=layout

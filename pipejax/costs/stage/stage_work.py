@@ -75,7 +75,7 @@ class PartWork(NamedTuple):
 
     ops: tuple[LayerOp, ...]  # kernels of the part
     collectives: tuple[Collective, ...]  # exchanges beside and between the kernels
-    # all kernels as one op, for systems that price layers, not kernels, and exchanges with it
+    # for systems that price whole layers: all kernels as one op, and the exchanges of this op
     whole: tuple[LayerOp, ...] = ()
     whole_collectives: tuple[Collective, ...] = ()
     # parameters of one accelerator before replicas split them: all, and those with gradients
@@ -382,7 +382,7 @@ def bytes_of_stages(
         activations = activations + num_kept * after_f
         needed_by_w = needed_by_w + count * for_w
         held_in_i = held_in_i + num_recomputed * running + num_kept * added_by_i
-        # at least one layer, also where sensitivities multiply a number of layers
+        # at least one layer, also if a sensitivity analysis scales the number of layers
         group_layers = xp.minimum(group, xp.maximum(num_recomputed, 1.0))
         group_peak = (num_recomputed > 0) * (group_layers * running - layer_input)
         layer_peak = xp.maximum(layer_peak, group_peak)

@@ -99,7 +99,7 @@ class Collectives:
     simple_latency: Number = 0.0  # further latency to use the whole bandwidth [s]
     # share of the bandwidth that is reached without this further latency
     low_latency_share: Number = 1.0
-    copies: Number = 0.0  # passes of the tensor through memory that the links wait for
+    copies: Number = 0.0  # memory passes over the tensor, for which links wait
 
     def __post_init__(self) -> None:
         _flags_in(self, ALGORITHMS)
@@ -116,7 +116,7 @@ class Kernels:
     sharpness: Number = 4.0  # exponent of the maximum of device and host, (device^q + host^q)^(1/q)
     # share of a plain product's rate that attention's products reach
     attention_efficiency: Number = 1.0
-    # share of this rate if rows of a factor or of the output are no multiple of 16 bytes
+    # share of a product's rate if rows of a factor or of the output are no multiple of 16 bytes
     misaligned_efficiency: Number = 1.0
     # efficiency of products below 16 bits, relative to that of plain products
     narrow_efficiency: Number = 1.0
@@ -170,7 +170,7 @@ class Contention(FloatFields):
     exchange: Number = 1.0  # time of an exchange beside compute, divided by its time alone
 
     def saved(self, exchange: Numbers, compute: Numbers) -> Any:
-        """Return the time [s] that overlapping exchange and compute saves over running in turn."""
+        """Return the time [s] saved if exchange and compute overlap instead of running in turn."""
         # Exchange 2 s, compute 5 s, slow-downs 1.5 and 1.2: the exchange ends after 3 s, in which 3
         # / 1.2 = 2.5 s of compute are done. The remaining 2.5 s follow, so both take 5.5 s instead
         # of 7 s. In general, exchange * (1 - e + e / c) is saved, and likewise if compute ends
@@ -199,7 +199,7 @@ def _flags_in(record: Any, names: Iterable[str]) -> None:
 
 
 def with_flags_as_numbers(record: Any) -> Any:
-    """Convert a record's flags to numbers, so that systems with other flags form a batch."""
+    """Convert a record's flags to numbers, so that systems with different flags form a batch."""
     numbers = {name: np.asarray(value, float) for name, value in _bool_fields(record).items()}
     return dataclasses.replace(record, **numbers)
 

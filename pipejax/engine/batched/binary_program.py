@@ -73,7 +73,7 @@ def binary_ops(program: Program) -> BinaryOps:
     # each node's predecessors before the padding, in their order
     order = np.argsort(~is_edge, axis=1, kind="stable")
     preds, lags = (np.take_along_axis(x, order, axis=1) for x in (preds, lags))
-    # a lag of the first of several predecessors is an op; of a single predecessor it is not
+    # the first of several predecessors needs an op for its lag, a single predecessor does not
     is_single = (num_preds == 1) & (lags[:, 0] != ZERO)
     has_lag_op = (num_preds > 1) & (lags[:, 0] != ZERO)
     # everything below is per node, without the source
@@ -233,7 +233,7 @@ def forward_program(ops: BinaryOps, rows: CostRows) -> ForwardProgram:
 
 
 def backward_program(ops: BinaryOps, rows: CostRows) -> BackwardProgram:
-    """Encode the ops that use each cost row as padded arrays, to count uses on critical paths."""
+    """Encode the uses of cost rows as padded arrays, to count the uses on critical paths."""
     # A node's own cost counts if its op is on the path, a lag if the path continues over it. Uses
     # are sorted by cost row within each stretch, and cut into tallies, which a byte can count.
     row = rows.row_of_position

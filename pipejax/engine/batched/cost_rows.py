@@ -96,7 +96,7 @@ def batch_leaves(
             leaf = leaf[:1]  # one value, broadcast to N
         if not isinstance(leaf, jax.Array):
             leaf = np.atleast_1d(np.asarray(leaf, dtype))
-        elif leaf.dtype != dtype or leaf.weak_type or not leaf.ndim:  # else it needs no operation
+        elif leaf.dtype != dtype or leaf.weak_type or not leaf.ndim:  # other leaves fit
             with accept_type(dtype):
                 leaf = jnp.atleast_1d(jnp.asarray(leaf, dtype))
         leaves[name] = leaf
@@ -192,7 +192,7 @@ def cost_rows(program: Program, costs: Costs) -> CostRows:
     row_of_position = np.zeros(len(vector), np.int32)
     row_of_position[used] = row.ravel()
     is_read = np.isin(range(1 + len(sizes)), entry_fields[rows])  # (fields)
-    # the matrix of costs has a column for each entry of the fields that are read
+    # the cost matrix has a column for each entry of each field that is read
     column = np.cumsum(is_read[entry_fields]) - 1
     fields = tuple(itertools.compress(sizes.items(), is_read[1:]))
     return CostRows(row_of_position, column[rows], fields)

@@ -67,7 +67,7 @@ STRIDE = 4  # ops of one iteration
 # bytes of a row of configurations. Long rows decode an op once for more configurations, but with
 # more than MAX_LONG_ROWS rows of costs they leave the cache.
 ROW_BYTES, LONG_ROW_BYTES, MAX_LONG_ROWS = 512, 1024, 16
-MAX_OPS_RATIO = 1.25  # levels pay up to this ratio of ops with copies and padding to all ops
+MAX_OPS_RATIO = 1.25  # most ops, with copies and padding, per original op
 
 Ops = Int[NumpyArray, " ops"]
 Carry = tuple[Array, Array, Array, Array, Array]  # values, columns, cost, even and odd buffer
@@ -474,7 +474,7 @@ def send_to_devices(leaves: Leaves, size: int, least: int) -> tuple[Leaves, Name
     if len(devices) == 1 or size < least * len(devices):
         return leaves, None
     sharding = NamedSharding(Mesh(np.array(devices), BATCH_AXIS), PartitionSpec(BATCH_AXIS))
-    # a size that devices divide; with "clip", rows beyond the batch repeat its last one
+    # pad to a multiple of the devices: with "clip", rows beyond the batch repeat the last one
     rows = np.arange(size + -size % len(devices))
     placed = {
         name: jax.device_put(np.take(leaf, rows, axis=0, mode="clip"), sharding)

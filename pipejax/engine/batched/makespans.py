@@ -491,7 +491,7 @@ def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -
 def _pieces(rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | None) -> Pieces:
     """Return each cost field that the program reads as a matrix (batch or 1, entries)."""
     # a large batch compiles for its shapes, a small one is copied into a matrix of a padded size
-    if over is None and jax.default_backend() == "cpu":  # as NumPy arrays they need no copies
+    if over is None and jax.default_backend() == "cpu":  # NumPy arrays need no copies
         leaves = {name: np.asarray(leaf) for name, leaf in leaves.items()}
     # the column of zeros is no cost
     pieces, num_columns = rows.pieces(leaves), padded_width(rows) - 1

@@ -278,7 +278,7 @@ def _add_step_end(builder: ProgramBuilder) -> None:
         stage=stage,
         worker=worker,
     )
-    # updates of a worker form a chain after its row; np.roll gives the update of the copy before
+    # updates of a worker form a chain after its row; np.roll gives the previous update
     is_first = np.append(True, worker[1:] != worker[:-1])
     pred = np.where(is_first, row_end[worker], np.roll(updates, 1))
     builder.add_edges(pred, updates, ZERO)

@@ -170,7 +170,7 @@ class _Filling(NamedTuple):
 
     def run(self, order: Sequence[int]) -> tuple[list[Queue], float]:
         """Repeatedly run the op that can start first; return (rows of workers, last end)."""
-        # each worker's three queues, by rank (`order`): of equal starts, the first queue's op runs
+        # three queues per worker, in `order`: at equal starts, the op of the first queue runs
         queues = [[row[order.index(rank)] for rank in range(3)] for row in self._queues()]
         workers, ends = range(len(queues)), dict[Op, float]()
         free, rows = [0.0] * len(queues), [Queue() for _ in workers]

@@ -365,8 +365,8 @@ def _sliced_table(
     slots: Slots,
 ) -> ScheduleTable:
     """Build 1F1B of slices, given the number of warm-up forwards of each worker."""
-    # The slices of a microbatch are ordered as the microbatches of a step in interleaved 1F1B, its
-    # backwards in reverse. Slice k of microbatch m has the number m K + k.
+    # The slices of a microbatch are ordered as the microbatches of a step in interleaved 1F1B, and
+    # backwards run in reverse. Slice k of microbatch m has the number m K + k.
     workers = len(warmups)
     turns = Turns.from_sizes(workers, slices, stages_per_worker)
     first_slices = slices * np.arange(num_microbatches)

@@ -26,9 +26,9 @@ from pipejax.schedules.table.table import ScheduleTable
 
 # Zero-bubble schedules: backwards are split, and weight gradients fill idle time.
 #
-# In ZB-H1 and ZB-H2 the order is fixed, whatever the times of ops. Weight gradients of later
-# workers lag more microbatches behind their input gradients: so they fill the time in which earlier
-# workers end theirs. The other schedules are planned for given times, under a memory limit.
+# In ZB-H1 and ZB-H2 the order is fixed, whatever the times of ops. On later
+# workers, W lags more microbatches behind I, and fills the time in which earlier workers still run
+# I. The other schedules are planned for given times, under a memory limit.
 
 
 @published("zb-h1", ZERO_BUBBLE)

@@ -59,9 +59,9 @@ class Rule(NamedTuple):
       is_answered: whether a producer must have a consumer, on its own stage.
       sends: whether a producer on another worker sends a message to the consumer.
       consumer_stage: the only stage whose ops wait; `LAST` is the last one.
-      producer_stage: stage of the producer, for every stage of the consumer.
+      producer_stage: stage of the producer, if the rule names it.
       consumer_microbatch: the only microbatch whose ops wait.
-      producer_microbatch: microbatch of the producer, for every microbatch of the consumer.
+      producer_microbatch: microbatch of the producer, if the rule names it.
       slice_offset: slice of the producer minus slice of the consumer.
       waits_for_all: whether the consumer waits for all microbatches.
     """
@@ -328,7 +328,7 @@ class Grammar(PhaseLists[AnyPhase]):
 
     @functools.cached_property
     def stage_rules(self) -> tuple[tuple[tuple[AnyPhase, ...], Phase], ...]:
-        """Return (consumers, producer): ops wait for their stage's last UNSHARD, .. on a lane."""
+        """Return ((consumers, producer), ..): consumers wait for their stage's last producer."""
         rules = (
             (self.compute, Phase.UNSHARD),
             ((Phase.WAIT_REDUCE_GRAD, Phase.U), Phase.REDUCE_GRAD),

@@ -114,7 +114,7 @@ class OpKind(NamedTuple):
     Attributes:
       name: name in reports.
       time: name of its cost, a field of `Costs` or a new name; empty if it takes no time.
-      lane: "compute", in the order of the row; "host", "net" or a new name, beside the row.
+      lane: "compute" for ops in row order; "host", "net" or a new name for ops beside the row.
       scope: "microbatch" (of a stage), "stage", "copy" of a stage, or "worker" (a microbatch on
         every worker, of no stage).
       is_collective: whether the cells of all workers are one op, which starts when all have

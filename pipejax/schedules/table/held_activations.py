@@ -327,7 +327,7 @@ class HeldCounts(NamedTuple):
 
     def activation_bytes(self, sizes: tuple[Any, ...]) -> Any:
         """Return peak activation memory, (..., workers) bytes, for sizes of each part."""
-        # if nothing is traced, multiply only the parts and the few stages that each worker holds
+        # without tracing, multiply only the parts that occur and the few stages of each worker
         sizes = (*sizes, *(share * sizes[WHOLE] for share in self.items))
         counts, batch = self.parts, np.shape(sizes[WHOLE])[:-1]
         if all(isinstance(array, np.ndarray) for array in (counts, *sizes)):

@@ -405,7 +405,7 @@ def find_shared_links(
     group = np.repeat(np.arange(len(groups)), group_sizes)
     order = np.argsort(pair, kind="stable")
     pair, group = pair[order], group[order]
-    # Members with the pair of a use are neighbours: from `first` on, `count` of them.
+    # Group members with the pair of a use are neighbours: `count` members from `first` on.
     #   count 2 0 1: use 0 0 2, step 0 1 0
     used_pair = sender * num_workers + receiver
     first = np.searchsorted(pair, used_pair)

@@ -190,7 +190,7 @@ class _StageNeeds:
 def with_reductions(
     row: Sequence[Cell], deferred: bool, ends: Sequence[AnyPhase] = WEIGHT_GRADS
 ) -> list[Cell]:
-    """Return a row with REDUCE_GRAD and its wait after the last backward of each stage."""
+    """Return a row with REDUCE_GRAD and WAIT_REDUCE_GRAD after each stage's last backward."""
     # If U cells update weights, each update has its own last backward. One reduction runs at a
     # time; `deferred` puts its wait before the next reduction or update.
     last_gradients = set(_last_gradients(row, ends))
