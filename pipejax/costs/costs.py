@@ -152,7 +152,7 @@ class Costs(_FilledIn):
         if "pair" in values and "pair_factor" in values:
             raise ValueError("pair and pair_factor both say what a fused pair takes: give one")
         checked = {name: checked_seconds(name, value) for name, value in values.items()}
-        stated = {**_FREE, **checked}
+        stated = {**_OPTIONAL, **checked}
         times = _fill_in(stated)
         vars(self).update(times)
         filled_in = {name: times[name] for name in times.keys() - stated.keys()}
@@ -277,7 +277,7 @@ class Costs(_FilledIn):
         """Check that each phase has a cost; the ValueError names the field to give."""
         for phase in phases:
             field = phase.kind.time
-            if self.time(phase) is None and field not in _FREE:
+            if self.time(phase) is None and field not in _OPTIONAL:
                 custom = f"others={{{field!r}: ..}}, in seconds"
                 argument = f"{field} ({phase.name})" if field in FIELDS else custom
                 way = _WAYS.get(field, argument)
@@ -378,7 +378,7 @@ Costs._filled = property(  # type: ignore[attr-defined]  # mypy sees only an arg
     lambda costs: getattr(costs, "filled_in", costs)
 )
 # names of costs in files and options, with the argument in Python
-_CALLED = {
+_FILE_NAMES = {
     **{letter: field for letter, field in PHASE_FIELDS.items() if field != letter},
     **dict.fromkeys(("c", "comm", "message", "transfer"), "transmit"),
 }
@@ -386,16 +386,16 @@ _CALLED = {
 
 def unknown_cost(name: str) -> UnknownNameError:
     """Build the error about an unknown cost name; if files use the name, name the argument."""
-    if name not in _CALLED:
+    if name not in _FILE_NAMES:
         return unknown("cost", name, FIELDS)
-    argument = _CALLED[name]
+    argument = _FILE_NAMES[name]
     return UnknownNameError(
         "cost", name, f"unknown cost {name!r}: here it is {argument}=, in seconds"
     )
 
 
 # optional times, 0 by default
-_FREE = {field.name: 0.0 for field in dataclasses.fields(Costs) if field.default is not None}
+_OPTIONAL = {field.name: 0.0 for field in dataclasses.fields(Costs) if field.default is not None}
 
 
 def unchecked_costs(leaves: Mapping[str, Any], filled_in: Iterable[str] | None = None) -> Costs:
@@ -424,7 +424,7 @@ def _broadcast_batches(times: Mapping[str, Any]) -> dict[str, Any]:
     batch = np.broadcast_shapes(*map(np.shape, times.values()))
     if not batch:
         return dict(times)
-    times = {**_FREE, **times}
+    times = {**_OPTIONAL, **times}
     dtype = float_type(*times.values())
     batches = {}
     for name, value in times.items():

@@ -32,14 +32,14 @@ _MEMORY = {  # {form: bytes per unit}: Megatron-LM counts in 2^20, Megatron-Brid
     r"memory \(MB\) \|.*?max allocated:": 2**20,
     r"mem-max-allocated-gigabytes:": 1e9,
 }
-_UNSAID = ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json")
+_UNSUPPORTED = ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json")
 # sizes that are compared between a log and the model of its rows
 _COMPARED = (
     *("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "gated_mlp", "biases"),
     *("learned_positions", "tied_embeddings", "mtp_layers", "moe", "mla"),
 )
 # {column of a row: (attribute of the model, arguments of Megatron that set it)}
-_OF_RUN = {
+_RUN_COLUMNS = {
     "sequence": ("sequence", ("seq_length",)),
     "gradient_bytes": ("accumulated_bytes", ("accumulate_allreduce_grads_in_fp32",)),
     "flash_attention": ("flash_attention", ("transformer_impl", "use_flash_attn")),
@@ -152,7 +152,7 @@ class MegatronLog(NamedTuple):
             return {}, [f"{error}: the sizes of {model.name} are not compared with the log's"]
         columns = {
             name: int(getattr(trained, attribute))
-            for name, (attribute, arguments) in _OF_RUN.items()
+            for name, (attribute, arguments) in _RUN_COLUMNS.items()
             if any(argument in self.arguments for argument in arguments)
             and getattr(trained, attribute) != getattr(model, attribute)
         }
@@ -174,7 +174,7 @@ class MegatronLog(NamedTuple):
         """Return a row of measured step times per batch size, and notes on what rows leave out."""
         # `model` and `cells` are columns of all rows. The sizes of the model `trained`, if it is
         # given, are compared with the log's.
-        for name in _UNSAID:
+        for name in _UNSUPPORTED:
             if self.text(name):
                 raise ValueError(f"{self.path}: {name} {self.text(name)}: a row cannot say it")
         if {self.arguments.get(name) for name in ("bf16", "fp16")} == {"False"}:

@@ -226,7 +226,7 @@ class RowOrder:
         if wait <= self.tolerance:
             if next_op not in ready:  # ops without duration: it arrives later at this time
                 return None
-            return next_op if self._has_room(next_op, worker) else weight
+            return next_op if self._has_memory(next_op, worker) else weight
         # the next op is not there yet: fill the wait with a weight gradient or a later op
         overrunning: tuple[Phase, ...] = ()
         if self._would_idle_longest(worker, wait):
@@ -277,15 +277,15 @@ class RowOrder:
             if candidate is None or op.microbatch < candidate.microbatch:
                 candidates[op.phase, op.stage] = op
         for op in sorted(candidates.values(), key=self.position.__getitem__):
-            if self._fits_wait(op, wait, overrunning) and self._leaves_room(op, worker):
+            if self._fits_wait(op, wait, overrunning) and self._leaves_memory(op, worker):
                 return op
         return None
 
-    def _leaves_room(self, op: Op, worker: int) -> bool:
+    def _leaves_memory(self, op: Op, worker: int) -> bool:
         """Return whether memory suffices for an op and then for all ops planned before it."""
         if op.phase is not Phase.F:
             return True
-        if not self._has_room(op, worker):
+        if not self._has_memory(op, worker):
             return False
         level, limit = self.level[worker] + _memory_change(self.work, op), self.work.limits[worker]
         for earlier_op in self.rows[worker][self.next_position[worker] : self.position[op]]:
@@ -295,7 +295,7 @@ class RowOrder:
                     return False
         return True
 
-    def _has_room(self, op: Op, worker: int) -> bool:
+    def _has_memory(self, op: Op, worker: int) -> bool:
         """Return whether memory suffices for an op now."""
         size = self.work.sizes[op.stage] if op.phase is Phase.F else 0
         return self.timeline.held[worker] + size <= self.work.limits[worker]

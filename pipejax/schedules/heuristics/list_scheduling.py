@@ -190,10 +190,10 @@ class _ListScheduler:
         if gradients and gradients[0].op.microbatch not in self.offloaded[worker]:
             return gradients[0].op
         forward = self.next_forward(worker)
-        if forward is not None and self.has_room(forward, worker):
+        if forward is not None and self.has_memory(forward, worker):
             return forward
-        lacks_room = forward is not None
-        if weight is None or lacks_room or not self.rules.undelayed:
+        lacks_memory = forward is not None
+        if weight is None or lacks_memory or not self.rules.undelayed:
             return weight  # the end of W may make room for the forward
         arrivals = self.undelayed_arrivals[worker]
         while arrivals and arrivals[0] <= now + self.tolerance:
@@ -214,7 +214,7 @@ class _ListScheduler:
         in_flight = done[F][pipe][stage] - done[self.work.gradient][pipe][stage]
         return in_flight < self.rules.depth[pipe][stage]
 
-    def has_room(self, forward: Op, worker: int) -> bool:
+    def has_memory(self, forward: Op, worker: int) -> bool:
         """Return whether memory suffices for a forward and for activations due to return."""
         size = self.work.sizes[forward.stage]
         num_due = sum(self.is_due(worker, microbatch) for microbatch in self.offloaded[worker])
@@ -242,8 +242,8 @@ class _ListScheduler:
         next_gradient = self.timeline.done[I][0][worker]  # gradients run in microbatch order
         is_stuck = next_gradient in self.offloaded[worker]
         forward, weights = self.next_forward(worker), self.ready[worker][WEIGHT]
-        needs_room = forward is not None and not weights and not self.has_room(forward, worker)
-        youngest = self.youngest_activation(worker) if is_stuck or needs_room else None
+        needs_memory = forward is not None and not weights and not self.has_memory(forward, worker)
+        youngest = self.youngest_activation(worker) if is_stuck or needs_memory else None
         if youngest is None or not (is_stuck or self.returns_in_time(worker, youngest)):
             return None
         return Op(Phase.O, worker, youngest)

@@ -339,7 +339,7 @@ def _with_waits(
                 and offload_ends[k] <= start
             )
             num_awaited = next(sufficient_counts, None)
-            _check_room(num_awaited is not None, op, limit)
+            _check_memory(num_awaited is not None, op, limit)
             if num_awaited is not None and num_awaited > num_ended:
                 num_ended = num_awaited
                 cells.append((offloads[num_ended - 1]._replace(phase=Phase.WAIT_O),))
@@ -348,8 +348,8 @@ def _with_waits(
             freed_by_offloads.append(freed_by_offloads[-1] + op_size)
             offload_ends.append(end)
         elif op.phase is Phase.L:
-            has_room = op_level - freed_by_gradients - freed_by_offloads[-1] <= max_level
-            _check_room(has_room, op, limit)
+            has_memory = op_level - freed_by_gradients - freed_by_offloads[-1] <= max_level
+            _check_memory(has_memory, op, limit)
             offloads_before_load[stage, microbatch] = len(offloads)
         else:
             freed_by_gradients += op_freed
@@ -360,6 +360,6 @@ def _with_waits(
     return cells
 
 
-def _check_room(has_room: bool, op: Op, limit: float) -> None:
-    if not has_room:
+def _check_memory(has_memory: bool, op: Op, limit: float) -> None:
+    if not has_memory:
         raise ValueError(f"{op} finds no room: activations exceed the limit of {limit:g}")
