@@ -267,5 +267,5 @@ def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
     theta = np.stack(np.broadcast_arrays(1.0, x_values, y_values[:, None]), axis=-1)
     times = np.stack([form(theta) for form in forms.values()])
     ranges = {unit: (1.0, 1.0)} | {name: box[name] for name in axes}
-    names, codes = least_named(times, [*forms])
-    return RegimeMap(first.parameters, x_values, y_values, names, codes, ranges)
+    schedules, codes = least_named(times, [*forms])
+    return RegimeMap(first.parameters, x_values, y_values, schedules, codes, ranges)

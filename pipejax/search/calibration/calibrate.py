@@ -44,17 +44,17 @@ from pipejax.search.calibration.parameters import (
 )
 from pipejax.search.calibration.robust_fit import NOISE, Points, RobustFit, robust_fit, row_weights
 
-OUTLIER = 3.5  # residual in units of the noise from which a row is an outlier
-LAYER_SPREAD = 1.0  # prior spread of the logarithm of a layer's time, if each shape has its own
+OUTLIER = 3.5  # a row is an outlier if its residual exceeds this times the noise
+LAYER_SPREAD = 1.0  # prior spread of the logarithm of a layer factor
 LAYER_SHAPE = "h,s,t,c,e,b"  # columns that the time of a layer depends on
-ALL = "all"  # numbers to fit
+ALL = "all"  # stands for all numbers in `FITTED`
 RUN = ",".join(CONFIGURATION)
-MAX_ROWS = 60  # random rows by which the numbers to fit are chosen
-MAX_FOLDS = 10  # of these rows
-MIN_GAIN = 0.01  # by which a fit must reduce the mean relative error of rows that it has not seen
-MAX_FACTOR = 20.0  # median of measured over predicted time beyond which the unit is wrong
-MIN_GAP_FACTOR = 1.3  # between rows of two kinds
-MIN_KIND_SHARE = 0.15  # of the rows, to be a kind
+MAX_ROWS = 60  # number of random rows that choose the numbers to fit
+MAX_FOLDS = 10  # number of folds of these rows
+MIN_GAIN = 0.01  # least reduction of the mean relative error on unseen rows that justifies a fit
+MAX_FACTOR = 20.0  # the unit is wrong if the median of measured / predicted time is beyond this
+MIN_GAP_FACTOR = 1.3  # least factor between two groups of residuals
+MIN_KIND_SHARE = 0.15  # least share of the rows in such a group
 UNIT_FACTOR = 3.0  # largest ratio of the median to the factor of another unit
 MAX_STARTS = 1000
 
@@ -63,11 +63,11 @@ MAX_STARTS = 1000
 class Outlier(NamedTuple):
     """A measured run far from its predicted time; its influence on the fit is limited."""
 
-    row: int  # number in its file, from 1
+    row: int  # number of the row in the file, from 1
     file: str
     measured: float  # [s]
     predicted: float  # [s]
-    error: float  # predicted over measured, less 1 [%]
+    error: float  # predicted / measured - 1 [%]
 
 
 @with_short_repr("fit held_out parameters system coverage outliers noise seconds")
@@ -77,24 +77,24 @@ class Calibration:
 
     Attributes:
       system: the system with the fitted numbers, and the record of its calibration.
-      parameters: fitted numbers by name.
-      layer_factors: fitted over modelled time of a layer, by shape, if each has its own.
-      fit: errors of all rows in the fit.
-      held_out: errors of rows outside the fit; None without a hold-out.
-      folds: the same errors by hold-out.
-      as_is: errors of all rows by the unchanged machine.
-      left_out: errors of rows by fits of the same numbers without them; None if the user named the
-        numbers.
-      coverage: share of left-out rows within a band from all other left-out rows, by nominal
-        percent [%].
-      outliers: rows far from the prediction.
-      remarks: faults of the rows in total.
+      parameters: {name: fitted number}.
+      layer_factors: {layer shape: fitted / modelled time of a layer}, if layer times are fitted.
+      fit: errors of the fit on all rows.
+      held_out: errors on held-out rows, which the fits have not seen; None without a hold-out.
+      folds: {fold: errors on its held-out rows}.
+      as_is: errors of the unchanged machine on all rows.
+      left_out: errors of fits of the same numbers on rows that they have not seen; None if the user
+        named the numbers.
+      coverage: {nominal percentage of a band: share of held-out rows within the band [%]}. A band
+        comes from all other held-out rows.
+      outliers: rows far from their predictions.
+      remarks: faults of the rows as a whole.
       noise: standard deviation of log(predicted / measured), with bounded outliers.
       predicted: (rows) step times of the fit [s].
-      predicted_unseen: (rows) geometric mean of step times by fits without the row [s]; NaN if
-        there are none.
-      starts_differ: largest relative difference of a number between all starts.
-      seconds: time of the calibration.
+      predicted_unseen: (rows) geometric mean of the step times by fits that have not seen the row
+        [s]; NaN without such fits.
+      starts_differ: largest relative difference of a fitted number between starts.
+      seconds: duration of the calibration.
     """
 
     system: System
@@ -116,7 +116,7 @@ class Calibration:
 
     @property
     def stack_numbers(self) -> dict[str, float]:
-        """Return the system's numbers for its named software stack, in SI units, if any."""
+        """Return {name: number in SI units} of the software stack; empty if it has no name."""
         record = self.system.calibration
         if record is None or not record.stack:
             return {}
@@ -138,30 +138,31 @@ def calibrate(
 ) -> Calibration:
     """Fit numbers of a system to measured step times.
 
-    The fit is robust least squares on the logarithm of time. A prior keeps each number near the
-    system's if the rows leave it open. Without `fit`, cross-validation chooses the numbers; none
-    are fitted if the unchanged system predicts better. Rows of one configuration count as one.
+    The fit is robust least squares on the logarithm of time. If the rows do not determine a number,
+    a prior keeps it near the number of the system. Without `fit`, cross-validation chooses the
+    numbers to fit. No number is fitted if the unchanged system predicts better. All rows of a
+    configuration together have the weight of one row.
 
     Args:
-      rows: measured runs, all of one stack.
-      system: the machine; other numbers stay.
+      rows: measured runs, all with the same stack.
+      system: the machine, whose other numbers do not change.
       fit: names of the numbers, such as "compute.efficiency", or "all" numbers with priors;
         default: chosen from `LADDER`.
-      hold_out: rows to leave out of further fits, and to predict: "t=8", "group:h,t,b", "k-fold:5",
+      hold_out: rows that further fits leave out and predict: "t=8", "group:h,t,b", "k-fold:5",
         "few:8" (all but eight rows, in several draws) or "model".
-      starts: number of start points: the priors' medians, then draws from the priors.
-      layer_times: columns, such as "h,t,b": every combination of their values has its own layer
-        time, and the system prices only the rest.
+      starts: number of start points: first the medians of the priors, then draws from the priors.
+      layer_times: columns, such as "h,t,b". Layers get a factor on their times for every
+        combination of values in these columns.
       seed: seed of the draws.
-      general: whether to use the priors of machines in general, not the system's numbers.
+      general: whether priors are those of machines in general, instead of the system's numbers.
       on_progress: called with the number of steps of the fits, None and "steps".
 
     Returns:
       The fitted system with standard errors and residuals.
 
     Raises:
-      ValueError: if no row has seconds, a name is unknown, the hold-out leaves nothing out or
-        nothing to fit, rows have several stacks, or their unit seems to be wrong.
+      ValueError: if no row has seconds, a name is unknown, the hold-out leaves out no row or all
+        rows, the rows have several stacks, or their unit seems to be wrong.
 
     Example:
       >>> import pipejax as pj
@@ -200,7 +201,7 @@ def calibrate(
 def _names(fit: Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of the numbers to fit; "all" stands for the names in `FITTED`."""
     requested = (ALL,) if fit is None else as_tuple(fit)
-    # a name listed twice stays twice, which is an error later
+    # a repeated name is kept, and refused later
     unlisted_names = tuple(name for name in FITTED if name not in requested)
     expanded = (unlisted_names if name == ALL else (name,) for name in requested)
     return tuple(itertools.chain.from_iterable(expanded))
@@ -212,7 +213,7 @@ class _Fitting(NamedTuple):
     rows: MeasuredRows
     system: System
     parameters: Parameters
-    num_system_numbers: int  # the first parameters; those after them are factors on layer times
+    num_system_numbers: int  # number of parameters of the system; layer factors follow them
     step_times: StepTimes
     free: Bool[NumpyArray, " parameters"]  # whether the fit changes the parameter
     after_step: Callable[[], object] = lambda: None
@@ -220,9 +221,9 @@ class _Fitting(NamedTuple):
     @property
     def weights(self) -> Float[NumpyArray, " rows"]:
         """Return the weight of each row; repeated runs of a configuration share one weight."""
-        # The model's error for a layer shape is common to all its rows. With full weights, many
-        # rows of few shapes would overrule every prior and fit model errors with absurd numbers.
-        # Shapes with a fitted layer time have no such error.
+        # All rows with a layer shape share the model's error for this shape. With full weights,
+        # many rows of few shapes would overrule every prior, and absurd numbers would fit these
+        # errors. Shapes with a fitted layer factor have no such error.
         runs, configuration_weight = fold_by_columns(self.rows, RUN), 1.0
         if len(self.parameters.names) == self.num_system_numbers:
             shapes = fold_by_columns(self.rows, LAYER_SHAPE)
@@ -232,8 +233,8 @@ class _Fitting(NamedTuple):
         return configuration_weight * row_weights(self.rows.variance, NOISE) / repetitions
 
     def as_is(self) -> Float[NumpyArray, " rows"]:
-        """Return each row's step time, predicted by the unchanged system as in all fits [s]."""
-        # NaN stands for the number of the system, 1 for a layer factor without effect
+        """Return (rows) step times [s], predicted by the unchanged system as in all fits."""
+        # NaN stands for the number of the system, and 1 for a layer factor without effect
         values = np.ones((1, len(self.parameters.names)))
         values[:, : self.num_system_numbers] = np.nan
         names = self.parameters.names[: self.num_system_numbers]
@@ -241,7 +242,7 @@ class _Fitting(NamedTuple):
         return seconds[0]
 
     def residuals(self, points: Points) -> tuple[NumpyArray, NumpyArray]:
-        """Return log(predicted / measured) by row, and its derivatives by whitened parameters."""
+        """Return (.., rows) log(predicted / measured), and slopes by whitened parameters."""
         names = self.parameters.names[: self.num_system_numbers]
         values = np.where(self.free, self.parameters.values(points), np.nan)
         seconds, slopes = self.step_times.predict_and_grad(self.system, names, values)
@@ -257,7 +258,7 @@ def _set_up_fit(
     layer_times: str | None,
     general: bool,
 ) -> _Fitting:
-    """Set up the fit of named numbers with priors, and of layer factors if `layer_times` is set."""
+    """Set up the fit of numbers with priors; with `layer_times`, of layer factors, too."""
     check_machine_of_rows(rows, system)
     kernels = dataclasses.replace(system.kernels, priced=True)
     system = dataclasses.replace(system, kernels=kernels)
@@ -287,13 +288,12 @@ def _on_stack(rows: MeasuredRows, system: System) -> System:
     return load_stack(name).on(system) if name else system
 
 
-# factors between units of time that a column may be in by mistake
+# {unit of time that a column may have by mistake: number of units in a second}
 UNITS = {"milliseconds": 1e3, "microseconds": 1e6, "minutes": 1 / 60, "hours": 1 / 3600}
 
 
 def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
-    """Refuse rows whose measured times are all off by a common factor, as with a wrong unit."""
-    # a unit such as tokens per second is recognized by its factor
+    """Refuse rows whose measured times are off by a large common factor, as with a wrong unit."""
     factor = float(np.median(rows.seconds / as_is))
     # distance of the factor from that of each unit, on a logarithmic scale
     distances = {unit: abs(math.log(factor / size)) for unit, size in UNITS.items()}
@@ -309,21 +309,22 @@ def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
 
 
 class _FitChoice(NamedTuple):
-    """Errors of rows, each predicted by a fit without that row, or by the unchanged system."""
+    """Errors of the chosen fits, or of the unchanged system, on rows that they have not seen."""
 
-    rows: Int[NumpyArray, " sample"]  # their numbers, at most `MAX_ROWS`
-    residual: Float[NumpyArray, " sample"]  # log of predicted over measured
+    rows: Int[NumpyArray, " sample"]  # indices of at most `MAX_ROWS` rows
+    residual: Float[NumpyArray, " sample"]  # log(predicted / measured)
     num_folds: int
 
 
 def _choose_fitted_numbers(
     problem: _Fitting, as_is: Float[NumpyArray, " rows"], seed: int
 ) -> tuple[_Fitting, _FitChoice]:
-    """Choose the numbers to fit: the set of `LADDER` that predicts best; `as_is` fits none [s]."""
-    # The error of a set is its mean error, in cross-validation, on rows that a fit has not seen.
-    # Rows of a configuration are left out together, because one predicts the other. No number is
-    # fitted unless a set predicts better than the unchanged system: in the mean by `MIN_GAIN`, as
-    # repeated runs differ by about as much, and in its worst row, as few rows say little of others.
+    """Choose the numbers to fit: the set of `LADDER` that predicts unseen rows best."""
+    # The error of a set is the mean error on unseen rows in cross-validation. Rows of a
+    # configuration are left out together, because they predict each other. A set must predict
+    # better than the unchanged system (`as_is` [s]) in two ways. Its mean error must be smaller by
+    # `MIN_GAIN`, because repeated runs differ by about as much. Its largest error must not be
+    # larger, because few rows say little about other rows. Otherwise no number is fitted.
     num_rows = len(problem.rows)
     sample_rows = np.arange(num_rows)
     sample = problem
@@ -332,7 +333,7 @@ def _choose_fitted_numbers(
         rows = problem.rows.take(sample_rows)
         sample = problem._replace(rows=rows, step_times=StepTimes(rows, system=problem.system))
     # random folds of complete configurations
-    row_configuration = fold_by_columns(sample.rows, RUN).left_out.argmax(axis=0)  # of each row
+    row_configuration = fold_by_columns(sample.rows, RUN).left_out.argmax(axis=0)  # (rows) index
     num_configurations = row_configuration.max() + 1
     random = np.random.default_rng(seed)
     folds = random_parts(num_configurations, min(num_configurations, MAX_FOLDS), random)
@@ -355,7 +356,7 @@ def _choose_fitted_numbers(
 
 
 def _fit_folds(problem: _Fitting, folds: Folds, start: Points) -> Float[NumpyArray, "folds rows"]:
-    """Fit once per fold, without the fold's rows; return log(predicted / measured) of all rows."""
+    """Fit once per fold, without the fold's rows; return log(predicted / measured)."""
     if not folds.names:
         return np.zeros((0, len(problem.rows)))
     points = np.tile(start, (len(folds.names), 1))
@@ -369,11 +370,11 @@ def _record(
     numbers: tuple[FittedParameter, ...],
     bands: tuple[Band, ...],
 ) -> CalibrationRecord:
-    """Return the provenance of a fit: its sources, and its errors by group of configurations."""
+    """Return the record of a fit: sources, fitted numbers, bands, and errors by regime."""
     rows = problem.rows
     sources = np.where(rows.source == "", rows.file, rows.source)
     evidence = group_errors(rows, np.expm1(residual), float(problem.system.gpus_per_node))
-    overlaps = np.unique(rows.overlap[rows.data > 1])  # of runs with several replicas
+    overlaps = np.unique(rows.overlap[rows.data > 1])  # overlap matters only for several replicas
     return CalibrationRecord(
         source="; ".join(dict.fromkeys(sources.tolist())),
         rows=len(rows),
@@ -395,8 +396,8 @@ def _result(
     seconds: float,
 ) -> Calibration:
     """Assemble the result of the best fit, with errors on fitted and on left-out rows."""
-    # A residual is log(predicted / measured). Row k of `fold_residual` has those of all rows by the
-    # fit without the rows of fold k; `best` is the number of the best start.
+    # A residual is log(predicted / measured). `fold_residual[k]` has the residuals of all rows in
+    # the fit without the rows of fold k. `best` is the index of the best start.
     rows, residual, noise = problem.rows, minimum.residual[best], float(minimum.noise[best])
     predicted = rows.seconds * np.exp(residual)
     values = problem.parameters.values(minimum.point)
@@ -405,11 +406,11 @@ def _result(
     layer_factors = fitted[problem.num_system_numbers :]
     by_fold = [row[is_out] for row, is_out in zip(fold_residual, folds.left_out, strict=True)]
     left_out_residual = (fold_residual * folds.left_out).sum(axis=0)
-    num_folds = folds.left_out.sum(axis=0)  # that leave out a row
+    num_folds = folds.left_out.sum(axis=0)  # number of folds that leave out each row
     unseen_residual = left_out_residual / np.where(num_folds > 0, num_folds, np.nan)
     as_is, chosen = comparison
     is_far = np.abs(residual) > OUTLIER * noise
-    # error bands come from rows outside a fit where there are such rows
+    # error bands come from unseen rows, if there are such rows
     if by_fold:
         band_residual, groups = np.concatenate(by_fold), len(by_fold)
     elif chosen is not None:
@@ -453,7 +454,7 @@ def _errors(residual: NumpyArray, measured: NumpyArray) -> PredictionErrors:
 def _outliers(
     rows: MeasuredRows, predicted: NumpyArray, residual: NumpyArray, is_far: NumpyArray
 ) -> tuple[Outlier, ...]:
-    """Return rows with large residuals, log(predicted / measured), as outliers, largest first."""
+    """Return the outliers among the rows, those with the largest residual first."""
     order = np.argsort(-np.abs(residual), kind="stable")
     return tuple(
         Outlier(
@@ -468,10 +469,10 @@ def _outliers(
 
 
 def _remarks(residual: Float[NumpyArray, " rows"]) -> tuple[str, ...]:
-    """Return a remark if residuals, log(predicted / measured), form two groups with a wide gap."""
+    """Return a remark if residuals form two groups with a wide gap between them."""
     ordered = np.sort(residual)
     gaps = np.diff(ordered)
-    min_rows = max(2, math.ceil(MIN_KIND_SHARE * len(ordered)))  # rows of each kind
+    min_rows = max(2, math.ceil(MIN_KIND_SHARE * len(ordered)))  # rows of each group
     inner_gaps = gaps[min_rows - 1 : len(ordered) - min_rows]
     if not len(inner_gaps) or inner_gaps.max() < math.log(MIN_GAP_FACTOR):
         return ()
@@ -489,16 +490,16 @@ def calibrated_file(
     name: str,
     stack_numbers: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Put fitted numbers and their provenance into the content of a system's file."""
-    # `base` is the content of the file at the start: numbers that were not fitted stay, except
-    # `stack_numbers` of the runs' software, in SI units. `records` list the fits in order; the last
-    # bands, stack and overlap count.
+    """Put fitted numbers and the records of their fits into the content of a system's file."""
+    # `base` is the content before the fits. Numbers that were not fitted stay, except for
+    # `stack_numbers`, the numbers of the runs' software in SI units. `records` are the fits in
+    # order; the last bands, stack and overlap count.
     stack = next((record.stack for record in reversed(records) if record.stack), "")
     overlaps = [record.overlap for record in records if record.overlap is not None]
     evidence = [list(row) for record in records for row in record.evidence]
     parameters = {fit.name: fit for record in records for fit in record.parameters}
     bands = [band for record in records for band in record.bands]
-    # a section of kernels means that they are priced, as they were in the fit of whole runs
+    # if the file has a section of kernels, kernels are priced, as in a fit of complete runs
     content = written_with(
         {**({"kernels": {}} if bands else {}), **base},
         {**stack_numbers, **{name: parameter.value for name, parameter in parameters.items()}},

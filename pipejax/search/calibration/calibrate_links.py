@@ -32,10 +32,10 @@ LIBRARY = (
     "collectives.low_latency_share",
     "collectives.copies",
 )
-# Rows that are further off have wrong units, and so do numbers that are further from their priors:
+# beyond these limits, the rows probably have a wrong unit
 MAX_ERROR = 50.0  # mean error of fitted times [%]
-MAX_SPREADS = 6.0  # distance from the prior's median; an efficiency of 0.05 is 6 from 0.8
-MODEL_NOISE = 0.02  # of a collective's time, beside the spread of its repetitions
+MAX_SPREADS = 6.0  # distance of a number from its prior's median, in spreads: 0.05 is 6 from 0.8
+MODEL_NOISE = 0.02  # noise of a collective's time, besides the spread of repetitions
 
 
 @with_short_repr("fit parameters system")
@@ -58,22 +58,21 @@ def calibrate_links(
 ) -> LinkCalibration:
     """Fit a system's links and collectives to collectives and messages measured in isolation.
 
-    The same robust least squares as for step times, on the logarithm of time; rows whose
-    repetitions spread count less.
+    The fit is robust least squares on the logarithm of time, as for step times. Rows whose
+    repetitions differ have smaller weights.
 
     Args:
       rows: measured collectives and messages.
-      system: the machine; what is not fitted stays as it is.
-      fit: names of the numbers; if None those of all links that the rows use, and of the library
-        where rows are collectives.
+      system: the machine, whose other numbers do not change.
+      fit: names of the numbers; default: numbers of all links that the rows use, and of the library
+        if rows are collectives.
 
     Returns:
       The fitted system with standard errors.
 
     Raises:
-      ValueError: if a name is unknown, or the prior of a number excludes what the system says; if
-        the fitted times are off by more than 50 % in the mean, or fitted numbers lie far
-        outside their priors.
+      ValueError: if a name is unknown, the prior of a number excludes the system's value, the mean
+        error of the fitted times is above 50 %, or a fitted number is far outside its prior.
 
     Example:
       >>> import pipejax as pj
@@ -121,11 +120,12 @@ def _default_numbers(rows: CollectiveRows) -> list[str]:
 def _residuals(
     rows: CollectiveRows, system: System, parameters: Parameters, points: Points
 ) -> tuple[NumpyArray, NumpyArray]:
-    """Return log(predicted / measured) (points, rows), and whitened derivatives (.., numbers)."""
+    """Return log(predicted / measured) (points, rows), and slopes (points, rows, numbers)."""
+    # slopes are derivatives by whitened parameters
     seconds = np.empty((len(points), len(rows.seconds)))
     slopes = np.empty((*seconds.shape, points.shape[1]))
     values, kinds = parameters.values(points), np.array(rows.kind)
-    # without texts, systems of all names share one compilation
+    # without texts, all systems share one compilation
     unnamed = dataclasses.replace(system, name="", source="", calibration=None)
     with jax.enable_x64(True):
         for kind in dict.fromkeys(rows.kind):
@@ -146,7 +146,7 @@ def _times(
     names: tuple[str, ...],
     kind: str,
 ) -> tuple[Float[Array, "batch rows"], Float[Array, "batch rows values"]]:
-    """Predict the times of one kind of rows for each set of values [s], with their derivatives."""
+    """Predict the times [s] of rows of one kind for each set of values; also return slopes."""
     ranks, inside, volume = (column.astype(float) for column in rows)
 
     def times(values: Array) -> tuple[Array, Array]:

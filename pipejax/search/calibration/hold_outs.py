@@ -12,9 +12,9 @@ from pipejax.base.data_files import load_json
 from pipejax.costs.measured.measured_rows import COLUMNS, MeasuredRows
 from pipejax.costs.system.system import Band
 
-# letters of columns, as in formulas
+# {letter of a column in formulas: name of the column}
 LETTERS: Mapping[str, str] = load_json(Path(__file__).with_name("column_letters.json"))
-DRAWS = 20  # of a few rows, of which one draw would say little
+DRAWS = 20  # number of draws of "few" rows, because a single draw would say little
 EXAMPLES = "t=8, group:h,t,b, k-fold:5, few:8 or model"
 
 
@@ -27,9 +27,10 @@ class Folds(NamedTuple):
 
 def read_folds(rows: MeasuredRows, hold_out: str, *, seed: int = 0) -> Folds:
     """Divide rows into the folds that a hold-out option such as "k-fold:5" describes."""
-    # `column=value` leaves these rows out, once; `group:columns` each combination of values in
-    # turn; `model` each model in turn; `k-fold:K` each of K random parts in turn; `few:N` all but N
-    # random rows, `DRAWS` times. Columns have full names or letters.
+    # `column=value` is one fold, which leaves out these rows. `group:columns` has a fold for each
+    # combination of values, `model` a fold for each model, and `k-fold:K` a fold for each of K
+    # random parts. `few:N` has `DRAWS` folds, which leave out all but N random rows. Columns have
+    # full names or letters.
     kind, _, argument = hold_out.partition(":")
     if kind in _KINDS:
         folds = _KINDS[kind](rows, argument, np.random.default_rng(seed))
@@ -56,7 +57,7 @@ def _column(rows: MeasuredRows, name: str) -> NumpyArray:
 
 
 def _folds_by_values(columns: Mapping[str, NumpyArray]) -> Folds:
-    """Return a fold per combination of column values; the fold leaves out the rows with them."""
+    """Return a fold for each combination of column values, which leaves out its rows."""
     texts = [column.astype(str) for column in columns.values()]  # entries may be None
     codes = [np.unique(column, return_inverse=True)[1].ravel() for column in texts]
     _, first_rows, row_fold = np.unique(
@@ -81,7 +82,7 @@ def _model(rows: MeasuredRows, argument: str, _: np.random.Generator) -> Folds:
 
 
 def random_parts(count: int, num_folds: int, random: np.random.Generator) -> Folds:
-    """Return folds that each leave out a random part of `count` rows, of nearly equal size."""
+    """Divide `count` rows at random into folds of nearly equal size."""
     row_fold = random.permutation(np.arange(count) % num_folds)
     names = tuple(f"part {k + 1} of {num_folds}" for k in range(num_folds))
     return Folds(names, row_fold == np.arange(num_folds)[:, None])
@@ -110,14 +111,15 @@ _KINDS: Mapping[str, Callable[[MeasuredRows, str, np.random.Generator], Folds]] 
 }
 
 
-PERCENTS = (80, 90)
+PERCENTS = (80, 90)  # nominal percentages of bands
 
 
 def band(residual: Float[NumpyArray, " rows"], percent: float, groups: int) -> Band:
     """Return the range of measured over predicted time that covers `percent` of new rows."""
-    # `residual` is log(predicted / measured) of left-out rows. Errors in one of K groups are
-    # correlated, so the band is an order statistic of groups. A new group is the farthest of K + 1
-    # with probability 1 / (K + 1), so the band must hold a share (K + 1) / K times larger.
+    # `residual` is log(predicted / measured) of left-out rows. Errors within a group are
+    # correlated, so the number K of groups counts instead of the number of rows. A new group is the
+    # farthest of K + 1 with probability 1 / (K + 1). So the band must hold a share that is
+    # (K + 1) / K times larger.
     # References: Lee, Barber, Willett: Distribution-free inference with hierarchical data (2023).
     share = min(percent / 100 * (groups + 1) / groups, 1.0)
     low, high = np.quantile(-residual, [(1 - share) / 2, (1 + share) / 2])
@@ -125,8 +127,8 @@ def band(residual: Float[NumpyArray, " rows"], percent: float, groups: int) -> B
 
 
 def error_bands(residual: Float[NumpyArray, " rows"], groups: int) -> tuple[Band, ...]:
-    """Return error bands for all percentages of `PERCENTS` that this number of groups supports."""
-    # A new group is the farthest of K + 1 with probability 1 / (K + 1): 90 % need nine groups.
+    """Return error bands for the percentages in `PERCENTS` that K groups support."""
+    # A new group is the farthest of K + 1 with probability 1 / (K + 1). So 90 % need K >= 9.
     supported = [percent for percent in PERCENTS if percent * (groups + 1) <= 100 * groups]
     return tuple(band(residual, percent, groups) for percent in supported)
 
@@ -136,10 +138,10 @@ def band_coverage(
     residual: Float[NumpyArray, "folds rows"],
     left_out: Bool[NumpyArray, "folds rows"],
 ) -> Mapping[int, float]:
-    """Return the share of left-out rows in their bands [%], by percentage; none without folds."""
-    # `by_fold` has the residuals of the rows that each fold leaves out, `residual` those of all
-    # rows. The band of a fold comes from the left-out rows of all other folds, or from the fitted
-    # rows if there is only one fold, never from the rows that it is compared with.
+    """Return {percentage of a band: share of left-out rows within the band [%]}."""
+    # `by_fold` has the residuals of the rows that each fold leaves out, `residual` the residuals of
+    # all rows. The band of a fold comes from the left-out rows of all other folds. If there is only
+    # one fold, it comes from the fitted rows.
     if not by_fold:
         return {}
     num_inside: dict[int, int] = dict.fromkeys(PERCENTS, 0)

@@ -1,7 +1,7 @@
 """Parameters of a calibration: numbers of a system, their priors and their errors.
 
-Numbers stay near their priors where the rows leave them open. The fit is over whitened
-parameters, which are standard normal under the priors.
+If the rows do not determine a number, it stays near its prior. The fit is over whitened parameters,
+which are standard normal under the priors.
 """
 
 import dataclasses
@@ -23,26 +23,25 @@ from pipejax.search.calibration.robust_fit import Points, RobustFit, uncertainty
 class Prior(NamedTuple):
     """Prior of a number: its logarithm is normal, or its logit if the number is bounded."""
 
-    # median if the system's file lacks the number, or if `general` ignores all files; None if only
-    # a file can give the number
+    # median, if the system's file lacks the number or `general` ignores the file; None if only a
+    # file can give the number
     centre: float | None = None
     spread: float = 0.3  # standard deviation of the logarithm, or of the logit
-    limit: float = math.inf  # what the number stays below: 1 for a share
-    # whether the system's own number is the median even then: vendors and tests of single
-    # collectives know some of them better than step times do
+    limit: float = math.inf  # upper limit of the number; 1 for a share
+    # whether the system's number is the median even if `general`: vendors and tests of single
+    # collectives know some numbers better than step times do
     is_own: bool = False
-    is_fitted: bool = True  # whether it is fitted if nobody says what to fit
-    why: str = ""  # source of the median, or why it is fitted only by name
+    is_fitted: bool = True  # whether the number is fitted by default
+    why: str = ""  # source of the median, or why the number is not fitted by default
 
 
 PRIORS: Mapping[str, Prior] = {
     name: Prior(**record)
     for name, record in load_json(Path(__file__).with_name("priors.json")).items()
 }
-# where nobody says what to fit: numbers that step times seldom determine are fitted only by name
+# numbers that are fitted by default; step times seldom determine the other numbers
 FITTED = tuple(name for name, prior in PRIORS.items() if prior.is_fitted)
-# default sets of fitted numbers: the set that best predicts unseen rows is taken, or none if the
-# unfitted machine predicts them better
+# sets of numbers to choose from; the set that predicts unseen rows best is fitted
 LADDER: tuple[tuple[str, ...], ...] = (
     ("compute.efficiency",),
     ("compute.efficiency", "kernels.attention_efficiency", "kernels.elementwise"),
@@ -55,15 +54,16 @@ PerParameter = Float[NumpyArray, " parameters"]
 class Parameters(NamedTuple):
     """Numbers to fit, and their priors."""
 
-    names: tuple[str, ...]  # of the system's numbers, or of factors
+    names: tuple[str, ...]  # names of numbers of the system, or of factors
     centre: PerParameter  # median of the prior, in SI units
-    spread: PerParameter  # of the logarithm, or of the logit of a number with a limit
-    limit: PerParameter  # upper limit of the number; infinite without one
+    spread: PerParameter  # standard deviation of the logarithm, or of a bounded number's logit
+    limit: PerParameter  # upper limit of the number; infinite for an unbounded number
 
     def values(self, points: Points) -> Points:
-        """Convert whitened parameters, standard normal under the prior, to numbers in SI units."""
-        # the logarithm of an unbounded number is normal, and the logit of a bounded number's share
-        # of its limit: share / (1 - share) = odds of the median * exp(spread * point)
+        """Convert whitened parameters to numbers in SI units."""
+        # The logarithm of an unbounded number is normal. For a bounded number, the logit of its
+        # share of the limit is normal: share / (1 - share) = odds of the median * exp(spread *
+        # point).
         factor = np.exp(self.spread * points)
         median_share = np.where(self._is_bounded, self.centre / self._finite_limit, 0.5)
         odds = median_share / (1 - median_share) * factor
@@ -88,8 +88,8 @@ class Parameters(NamedTuple):
 def parameters_with_priors(
     system: System, names: Sequence[str], *, general: bool = False
 ) -> Parameters:
-    """Return the named numbers with priors, centred at the system's values where it has them."""
-    # `general` priors ignore the system's file, except for numbers that only a file can give.
+    """Return the named numbers with priors, whose medians are the system's values if it has any."""
+    # `general` priors ignore the values of the system, except for numbers without another median.
     fitted_names = [resolve_name(name, PRIORS, "fit") for name in names]
     if not fitted_names or len(set(fitted_names)) < len(fitted_names):
         raise wrong(
@@ -112,7 +112,7 @@ def parameters_with_priors(
 
 def _centre(system_value: float, prior: Prior, general: bool) -> float:
     """Return the system's value of a number, or the prior's centre if the system has none."""
-    # A share of 1 comes from a data sheet, which states no losses, so it counts as missing.
+    # A share of 1 counts as missing, because it comes from a data sheet, which states no losses.
     is_in_file = system_value > 0 and system_value < prior.limit
     if prior.centre is None or (is_in_file and (prior.is_own or not general)):
         return system_value
@@ -120,7 +120,7 @@ def _centre(system_value: float, prior: Prior, general: bool) -> float:
 
 
 def with_factors(parameters: Parameters, names: Sequence[str], spread: float) -> Parameters:
-    """Append free factors with priors around 1, which multiply predicted times."""
+    """Append factors on predicted times, with priors around 1."""
     columns = zip(parameters[1:], (1.0, spread, np.inf), strict=True)
     extended = (np.append(column, np.full(len(names), value)) for column, value in columns)
     return Parameters((*parameters.names, *names), *extended)
@@ -129,9 +129,9 @@ def with_factors(parameters: Parameters, names: Sequence[str], spread: float) ->
 def fitted_numbers(
     parameters: Parameters, minimum: RobustFit, best: int = 0, num_system_numbers: int | None = None
 ) -> tuple[FittedParameter, ...]:
-    """Return the fitted numbers with standard errors, from the linearised fit at its minimum."""
-    # The first `num_system_numbers` parameters belong to a system and have units; the others are
-    # factors on layer times. `best` is the row of the best start in the batch of fits.
+    """Return the fitted numbers with standard errors, from the linearised fit at the minimum."""
+    # The first `num_system_numbers` parameters belong to a system and have units. The others are
+    # factors on layer times. `best` is the index of the best fit in the batch.
     error, is_identified = uncertainty(minimum)
     values = parameters.values(minimum.point)[best]
     slope = parameters.slopes(minimum.point)[best]

@@ -4,11 +4,11 @@ Parameters are whitened: each is standard normal under its prior. A fit minimise
 
     sum over rows of weight * rho(residual / noise) + sum of squared parameters / 2
 
-with a loss rho that is quadratic near 0 and bounds what an outlier pulls. The pseudo-Huber loss
-goes first: it has one minimum, which every start finds. Student's loss goes on from there: its
-pull falls off again, so that rows far on one side do not bend the fit (an MM-estimate, Yohai 1987).
-The noise is estimated along with the parameters. All fits of a batch (folds of a hold-out, starts)
-take their Levenberg-Marquardt steps together, so that one call of the model serves them all.
+with a loss rho that is quadratic near 0 and bounds the influence of an outlier. The first loss is
+pseudo-Huber: it has one minimum, which every start reaches. The second loss is Student's: the
+influence of a far row falls to 0, so many far rows on one side do not bias the fit (an MM-estimate,
+Yohai 1987). The noise is estimated along with the parameters. The fits of a batch (folds of a
+hold-out, or starts) take their Levenberg-Marquardt steps together, with one call of the model.
 SciPy's solvers take one fit at a time.
 """
 
@@ -19,16 +19,16 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 
-BEND = 1.345  # residual over noise where the loss turns linear: 95 % efficient (Huber)
+BEND = 1.345  # residual / noise at which Huber's loss becomes linear; 95 % efficient
 FREEDOM = 3.0  # degrees of freedom of Student's loss
 NOISE = 0.05  # prior guess of the noise of a model of step times
 NOISE_ROWS = 2.0  # weight of this guess, in rows
 STEP = 1e-4  # largest move of a parameter in a converged fit, in spreads of its prior
-MAX_STEP = 4.0  # of one parameter, in spreads of its prior
+MAX_STEP = 4.0  # largest step of a parameter, in spreads of its prior
 MAX_NUM_STEPS = 200
-DAMPING = 1e-3  # at the start
+DAMPING = 1e-3  # first damping
 ROUNDING = 1e-12  # relative rounding of the objective
-MIN_NOISE = 1e-9  # keeps the noise above 0 for rows that are fitted exactly
+MIN_NOISE = 1e-9  # keeps the noise above 0 if rows are fitted exactly
 
 Residuals = Float[NumpyArray, "batch rows"]
 Jacobians = Float[NumpyArray, "batch rows parameters"]
@@ -37,18 +37,18 @@ ResidualModel = Callable[[Points], tuple[Residuals, Jacobians]]
 
 
 def row_weights(variance: Float[NumpyArray, " rows"], noise: float) -> Float[NumpyArray, " rows"]:
-    """Return the weight of each row; it is below 1/2 where repetitions spread more than `noise`."""
+    """Return (rows) weights, below 1/2 for rows whose repetitions spread more than `noise`."""
     return noise**2 / (noise**2 + variance)
 
 
 class RobustFit(NamedTuple):
     """Results of a batch of fits: minima, residuals, noise and curvatures."""
 
-    point: Points  # whitened
-    residual: Residuals  # log of predicted over measured, left-out rows included
+    point: Points  # whitened parameters at the minimum
+    residual: Residuals  # log(predicted / measured), also of left-out rows
     noise: Float[NumpyArray, " batch"]  # standard deviation of the residuals, outliers bounded
-    objective: Float[NumpyArray, " batch"]  # minimum
-    # information of the rows alone; the prior adds 1
+    objective: Float[NumpyArray, " batch"]  # minimum of the objective
+    # information of the rows alone; the prior adds the identity
     curvature: Float[NumpyArray, "batch parameters parameters"]
     steps: NumpyArray  # model evaluations until convergence
     converged: NumpyArray  # whether the last step was small enough
@@ -66,16 +66,17 @@ class _FitState(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """Loss function of z = residual / noise, up to a constant factor; near 0 it is z^2 / 2."""
+    """Loss function rho of z = residual / noise; near 0 it is z^2 / 2."""
 
     value: Callable[[NumpyArray], NumpyArray]  # rho
-    slope: Callable[[NumpyArray], NumpyArray]  # its derivative
-    second: Callable[[NumpyArray], NumpyArray]  # its second derivative
+    slope: Callable[[NumpyArray], NumpyArray]  # derivative of rho
+    second: Callable[[NumpyArray], NumpyArray]  # second derivative of rho
     # curvature for steps, positive everywhere: `second`, or slope / z if `second` can be negative
     bend: Callable[[NumpyArray], NumpyArray]
-    mean_square_slope: float  # of normal errors
-    # makes the curvature at the minimum the inverse of a robust estimate's variance per row,
-    # mean(slope^2) / mean(rho'')^2 (Huber, 1964): then the prior's weight and errors are right
+    mean_square_slope: float  # mean of slope^2 for normal errors
+    # factor on the loss, with which the curvature at the minimum is the inverse of the estimate's
+    # variance per row, mean(slope^2) / mean(rho'')^2 (Huber, 1964). The prior and the standard
+    # errors need this factor.
     factor: float
 
 
@@ -92,10 +93,9 @@ def _loss(
     second: Callable[[NumpyArray], NumpyArray],
     bend: Callable[[NumpyArray], NumpyArray] | None = None,
 ) -> Loss:
-    """Build a loss from its value, two derivatives and curvature, scaled for normal noise."""
-    # `bend` replaces the second derivative in a step where that can be negative.
+    """Build a loss from rho, its two derivatives and its curvature for steps."""
     mean_square = _normal_mean(slope(_NORMAL) ** 2)
-    # by parts, the mean of rho'' under a normal law is that of z rho'
+    # integration by parts: for normal z, mean(rho''(z)) = mean(z rho'(z))
     curvature = _normal_mean(_NORMAL * slope(_NORMAL))
     return Loss(value, slope, second, bend or second, mean_square, curvature / mean_square)
 
@@ -120,8 +120,9 @@ def robust_fit(
     *,
     losses: tuple[Loss, ...] = (HUBER, STUDENT),
 ) -> RobustFit:
-    """Fit the model from each start point by Levenberg-Marquardt, with the start's row weights."""
-    # A row of weight 0 only gets its residual. Each loss starts from the minimum of the one before.
+    """Fit the model from each start point by Levenberg-Marquardt, with row weights per start."""
+    # A row of weight 0 has no influence, but gets a residual. Each loss starts from the minimum of
+    # the loss before it.
     size = len(starts)
     point = np.array(starts, float)
     residual, jacobian = (np.array(array, float) for array in model(point))
@@ -155,9 +156,9 @@ def robust_fit(
 def _step(
     model: ResidualModel, state: _FitState, weights: NumpyArray, loss: Loss
 ) -> tuple[_FitState, NumpyArray]:
-    """Try a damped step of each fit; return new states, and whether each has converged (fits)."""
-    # Damping follows the ratio of a step's gain to the gain predicted by the linear model (Nielsen,
-    # 1999). A step that does not lower the objective is rejected and damped more.
+    """Try a damped step of each fit; return new states, and (fits) whether a fit has converged."""
+    # The damping depends on a step's gain over the gain that the linear model predicts (Nielsen,
+    # 1999). A step that does not lower the objective is rejected, and the next one is damped more.
     point, residual, jacobian, noise, damping, growth = state
     z = residual / noise[:, None]  # axes b, r, p below are fits, rows and parameters
     gradient = np.einsum("brp,br->bp", jacobian, loss.factor * weights * loss.slope(z))
@@ -173,7 +174,8 @@ def _step(
     new_residual, new_jacobian = model(trial)
     objective = _objective(residual, point, noise, weights, loss)
     new_objective = _objective(new_residual, trial, noise, weights, loss)
-    is_better = new_objective <= objective + ROUNDING * np.abs(objective)  # a minimum is flat
+    # equal objectives count as better, because a minimum is flat
+    is_better = new_objective <= objective + ROUNDING * np.abs(objective)
     predicted_gain = (step * (added_diagonal * step - gradient)).sum(axis=1) / 2
     # if all rows are fitted exactly, the predicted gain is 0
     min_gain = ROUNDING * np.abs(objective) + np.finfo(float).tiny
@@ -211,7 +213,7 @@ def _objective(
 def _information(
     state: _FitState, weights: NumpyArray, loss: Loss, bend: Callable[[NumpyArray], NumpyArray]
 ) -> Float[NumpyArray, "batch params params"]:
-    """Return J^T rho'' J / noise^2 of each fit, the information of the rows on the parameters."""
+    """Return the information of the rows on the parameters, J^T rho'' J / noise^2, of each fit."""
     noise = state.noise[:, None]
     row_curvature = loss.factor * weights * bend(state.residual / noise) / noise**2
     return np.einsum(
@@ -220,9 +222,9 @@ def _information(
 
 
 def _noise(state: _FitState, weights: NumpyArray, loss: Loss) -> Float[NumpyArray, " batch"]:
-    """Estimate the noise of each fit from bounded residuals and its degrees of freedom."""
-    # The fit of parameters uses up trace((J^T J + prior)^-1 J^T J) rows. NOISE_ROWS further rows
-    # of NOISE keep the result above 0 if parameters fit few rows exactly.
+    """Estimate the noise of each fit from bounded residuals and degrees of freedom."""
+    # The parameters take trace((J^T J + prior)^-1 J^T J) degrees of freedom. NOISE_ROWS further
+    # rows with noise NOISE keep the result above 0 if parameters fit few rows exactly.
     information = _information(state, weights, loss, loss.bend)
     posterior = information + np.eye(information.shape[-1])
     used_rows = np.einsum("bpp->b", np.linalg.solve(posterior, information))
@@ -233,9 +235,9 @@ def _noise(state: _FitState, weights: NumpyArray, loss: Loss) -> Float[NumpyArra
 
 
 def uncertainty(fit: RobustFit) -> tuple[Points, NumpyArray]:
-    """Return standard errors at the minimum (Laplace), and which parameters the rows identify."""
-    # Errors are in spreads of the prior: a whitened parameter has prior variance 1. Rows identify a
-    # parameter if they more than halve this variance, with all other parameters free.
+    """Return standard errors at the minimum (Laplace), and whether rows identify a parameter."""
+    # Errors are in spreads of the prior, because a whitened parameter has prior variance 1. Rows
+    # identify a parameter if they more than halve this variance, with all other parameters free.
     size = fit.point.shape[1]
     error = np.sqrt(np.einsum("bpp->bp", np.linalg.inv(fit.curvature + np.eye(size))))
     return error, error**2 < 0.5

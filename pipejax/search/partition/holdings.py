@@ -1,7 +1,9 @@
 """Possible contents of a stage (holdings), their prices, and splits of a model into holdings.
 
-The costs of a stage depend only on its content: layers of each kind, layers for further tokens,
-embedding or head. So each possible holding is priced once, on all stages at a time.
+A holding is a number of dense layers and of MoE layers, with or without the MTP layers (layers that
+predict further tokens). A split assigns a holding to each stage; the first and last stage also have
+embedding and head. The costs of a stage depend only on its holding and place. So each holding is
+priced once, on all stages at a time.
 """
 
 import contextlib
@@ -30,7 +32,7 @@ from pipejax.schedules.table.held_activations import HeldCounts
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.tuning.rounding import swaps, whole_with_sum
 
-Point = Int[NumpyArray, " stages"]  # a split: index of the priced holding of each stage
+Point = Int[NumpyArray, " stages"]  # a split: index of each stage's holding
 Points = Int[NumpyArray, "points stages"]
 Seconds = dict[str, Float[NumpyArray, "holdings stages *microbatches"]]
 
@@ -38,50 +40,49 @@ Seconds = dict[str, Float[NumpyArray, "holdings stages *microbatches"]]
 class Holding(NamedTuple):
     """Content of one stage, without embedding and head."""
 
-    dense: int  # layers of the model's first kind
-    moe: int = 0  # layers with experts, the second kind; 0 in a model without experts
-    mtp: bool = False  # whether all MTP layers (for further tokens) are here
+    dense: int  # number of layers without experts
+    moe: int = 0  # number of layers with experts
+    mtp: bool = False  # whether all MTP layers are on this stage
 
     @property
     def layers(self) -> int:
-        """Number of layers, without the MTP layers, which predict further tokens."""
+        """Return the number of layers without MTP layers."""
         return self.dense + self.moe
 
 
 class HoldingPrices(NamedTuple):
-    """Times and memory of each possible stage content (holding) on every stage."""
+    """Times and memory of each holding on every stage."""
 
     holdings: tuple[Holding, ...]
-    # op times by field of `Costs` [s]; (holdings, stages, microbatches) if copies of a stage differ
+    # {field of `Costs`: op times [s]}, with a last axis of microbatches if copies of a stage differ
     seconds: Seconds
-    pair_factor: Any  # k of fused pairs; None if a pair lasts the sum of both ops
-    latency: Float[NumpyArray, "2 pipes boundaries"]  # of messages [s]
-    # of messages before the layers for further tokens [s]
-    transmit: Float[NumpyArray, "2 pipes boundaries"]
-    mtp_layers: int  # layers for further tokens; each adds one message to those after them
+    pair_factor: Any  # factor k of fused pairs; None if a pair takes the sum of both ops
+    latency: Float[NumpyArray, "2 pipes boundaries"]  # latency of messages [s]
+    transmit: Float[NumpyArray, "2 pipes boundaries"]  # transmit time before the MTP layers [s]
+    mtp_layers: int  # number of MTP layers; after them, messages carry as many further outputs
     static: Float[NumpyArray, "holdings stages"]  # memory of the whole step [B]
-    version: Float[NumpyArray, "holdings stages"]  # one more version of the weights [B]
-    # of an activation, in the order of the memory ledger [B]
+    version: Float[NumpyArray, "holdings stages"]  # memory of one more version of the weights [B]
+    # parts of an activation, in the order of the memory ledger [B]
     parts: Float[NumpyArray, "parts holdings stages"]
 
     def counts(self, name: str) -> Int[NumpyArray, " holdings"]:
-        """Return a numeric attribute of every holding, such as its number of layers."""
+        """Return (holdings) an attribute, such as the number of layers."""
         return np.array([int(getattr(holding, name)) for holding in self.holdings])
 
     def costs(self, shares: Float[NumpyArray, "holdings stages"]) -> Costs:
-        """Return the costs of all stages, given each holding's share of each stage in [0, 1]."""
+        """Return the costs of stages with these shares of holdings, from 0 to 1."""
         op_seconds = {
             name: np.einsum("hs...,hs->s...", seconds, shares)
             for name, seconds in self.seconds.items()
         }
-        # a stage after an MTP layer also forwards its output: one more message for each MTP layer
+        # a stage after an MTP layer also forwards its output, as one more message
         mtp_before = np.cumsum(self.counts("mtp") @ shares)[:-1]
         transmit = self.transmit * (1 + self.mtp_layers * mtp_before)
         messages = {"latency": self.latency, "transmit": transmit}
         return Costs(**op_seconds, **messages, pair_factor=self.pair_factor)
 
     def layout(self, point: Point) -> PipelineLayout:
-        """Write a split, given as the holding index of each stage, as a layout."""
+        """Convert a split to a layout."""
         layers, mtp = (self.counts(name)[point] for name in ("layers", "mtp"))
         return PipelineLayout.with_layers(layers.tolist(), (mtp * self.mtp_layers).tolist())
 
@@ -94,9 +95,9 @@ def dense_layers(model: Model) -> int:
 def price_holdings(
     workload: Workload, system: System, table: ScheduleTable, may_hold: Callable[[Costs], bool]
 ) -> HoldingPrices:
-    """Price each possible stage content (holding) on every stage."""
-    # `may_hold` decides by the costs of a table with this holding on every stage. If it refuses a
-    # holding, it refuses all with more layers.
+    """Price each holding that `may_hold` admits, on every stage."""
+    # `may_hold` gets the costs of a table with this holding on every stage. If it refuses a
+    # holding, it also refuses holdings with more layers.
     stages, pricing = table.num_stages, _Pricing(workload, system, table)
     holdings, costs, memory = zip(*pricing.holdings(may_hold), strict=True)
     fields = [
@@ -114,7 +115,7 @@ def price_holdings(
             ]
         )
 
-    # the messages of a model without layers for further tokens
+    # messages of a model without MTP layers
     message_costs, _ = pricing.price(Holding(0))
     return HoldingPrices(
         holdings,
@@ -142,7 +143,7 @@ class _Pricing:
     def holdings(
         self, may_hold: Callable[[Costs], bool]
     ) -> Iterator[tuple[Holding, Costs, StageBytes]]:
-        """Yield holdings with their prices; in each series the layers of one kind increase."""
+        """Yield (holding, costs, memory); within a series, layers of one kind increase."""
         for mtp in (False, True) if self.workload.model.mtp_layers else (False,):
             dense_series = [Holding(dense, 0, mtp) for dense in range(1, self.dense + 1)]
             moe_series = (
@@ -157,13 +158,13 @@ class _Pricing:
                     yield holding, costs, memory
 
     def price(self, holding: Holding) -> tuple[Costs, StageBytes]:
-        """Return seconds and bytes of every stage, if all stages have this holding."""
+        """Return costs [s] and memory [B] of every stage, if all stages have this holding."""
         arguments, ones = (self.workload, self.table), np.ones(self.table.num_stages)
         recomputed = min(holding.layers, self.max_recomputed) * self.recomputed
         assigned = StageLayers(holding.layers * ones, recomputed)
         places = self.workload.worker_places
         stages = build_stages(self.table, assigned, holding.mtp * ones, places)
-        # the number of layers before the stage says how many of its layers are dense
+        # the number of layers before a stage decides how many of its layers are dense
         stages = stages._replace(before=(self.dense - holding.dense) * ones)
         work = stage_work(*arguments, assigned=stages, offloads=has_host_link(self.system))
         costs = with_factors(work_costs(work, self.system), *arguments)
@@ -180,30 +181,30 @@ class Splits:
     prices: HoldingPrices
     may_hold: Bool[NumpyArray, "holdings stages"]  # False if the stage would be too slow
     model: Model
-    workers: int  # of the table
+    workers: int  # number of workers of the table
     held: HeldCounts | None  # activations that the workers hold; None without a memory limit
     capacity: float  # memory of each worker [B]
 
     @property
     def stages(self) -> int:
-        """Number of stages."""
+        """Return the number of stages."""
         return self.may_hold.shape[1]
 
     def from_layout(self, layout: PipelineLayout) -> Points:
-        """Return the split of a layout as an array of one point; empty if not among the splits."""
+        """Return the split of a layout as an array of one point; empty if it is not allowed."""
         mtp = layout.count("m")
         if np.count_nonzero(mtp) > 1:
             return np.empty((0, self.stages), int)
         return self._splits_with_layers(layout.count("t")[None], (mtp > 0)[None])
 
     def shares(self, point: Point) -> Shares:
-        """Write a split as the share, 0 or 1, of each holding in each stage."""
+        """Convert a split to shares of holdings in stages, which are 0 or 1."""
         return (point == np.arange(len(self.may_hold))[:, None]) * 1.0
 
     def from_shares(self, shares: Shares) -> Points:
-        """Round the shares of a mixture to a split; return an empty array if it is not legal."""
+        """Round shares to a split; return an empty array if the split is not allowed."""
         layers = whole_with_sum((self.prices.counts("layers") @ shares)[None])
-        # the layers for further tokens are on one stage, if there are any
+        # all MTP layers are on one stage
         stage = (self.prices.counts("mtp") @ shares).argmax()
         mtp = (np.arange(self.stages) == stage) & (self.model.mtp_layers > 0)
         return self._splits_with_layers(layers, mtp[None])
@@ -221,13 +222,13 @@ class Splits:
         return np.concatenate(points)
 
     def _splits_with_layers(self, layers: Points, mtp: Bool[NumpyArray, "points stages"]) -> Points:
-        """Return the splits with these layers, if legal, fast enough and within memory."""
-        # A split is a row of holding numbers, one per stage; the first layers of a model are dense.
+        """Return the splits with these layers that are legal, fast enough and within memory."""
+        # The first layers of a model are dense, the others have experts.
         size = 1 + int(self.model.layers)
-        holding_index = np.full((size, size, 2), -1)  # by numbers of layers; -1: not priced
+        holding_index = np.full((size, size, 2), -1)  # [dense, moe, mtp]; -1: not priced
         for k, holding in enumerate(self.prices.holdings):
             holding_index[holding.dense, holding.moe, int(holding.mtp)] = k
-        # layers may not be negative, nor come after the layers for further tokens
+        # numbers of layers may not be negative, and no layer may come after the MTP layers
         has_mtp_before = np.cumsum(mtp, axis=1) - mtp > 0
         is_legal = (layers >= 0).all(axis=1) & ~(has_mtp_before & (layers > 0)).any(axis=1)
         layers, mtp = layers[is_legal], mtp[is_legal]
@@ -239,7 +240,7 @@ class Splits:
         return points[self._fit(points)]
 
     def _fit(self, points: Points) -> Bool[NumpyArray, " points"]:
-        """Return for each split whether it fits in memory."""
+        """Return (points) whether a split fits in memory."""
         if self.held is None:
             return np.ones(len(points), bool)
         index = points, np.arange(self.stages)
@@ -248,7 +249,7 @@ class Splits:
         return (static + activations).max(axis=1) <= self.capacity
 
 
-ENDS = {  # whether Megatron counts embedding and loss as a layer
+ENDS = {  # {name: (layers that embedding counts as, layers that the loss counts as)}
     "megatron": (0, 0),
     "megatron, embedding counted": (1, 0),
     "megatron, loss counted": (0, 1),
@@ -257,16 +258,17 @@ ENDS = {  # whether Megatron counts embedding and loss as a layer
 
 
 def default_layouts(workload: Workload, table: ScheduleTable) -> dict[str, PipelineLayout]:
-    """Return the default splits of runtimes by name, where a runtime supports the model's sizes."""
-    # Megatron divides layers evenly, and can count embedding and loss as layers
-    # (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split`). If this is
-    # not even, the user sets the layers of the first and the last worker. torchtitan counts both
-    # ends as a layer and gives the remainder to the first stages. MTP layers are on the last stage.
+    """Return {name: default split} of runtimes that support the numbers of layers and stages."""
+    # Megatron divides layers evenly, and can count embedding and loss as a layer each
+    # (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split`). If layers
+    # do not divide evenly, the user sets the layers of the first and the last worker. torchtitan
+    # counts embedding and loss as a layer each, and gives the remainder to the first stages. MTP
+    # layers are on the last stage.
     layers, stages = int(workload.model.layers), table.num_stages
     layers_by_name = {name: _even(layers, stages, ends) for name, ends in ENDS.items()}
     layers_by_name["megatron, first and last set"] = _first_and_last(layers, table)
     layers_by_name["torchtitan"] = _even(layers, stages, (1, 1), allows_remainder=True)
-    with contextlib.suppress(MismatchError):  # fewer layers than stages
+    with contextlib.suppress(MismatchError):  # there may be fewer layers than stages
         units = workload.embedding_units, workload.loss_units
         layers_by_name["by stage shares"] = stage_layers(workload.model, table, units).tolist()
     mtp = [0] * (stages - 1) + [int(workload.model.mtp_layers)]
@@ -280,8 +282,8 @@ def default_layouts(workload: Workload, table: ScheduleTable) -> dict[str, Pipel
 def _even(
     layers: int, stages: int, ends: tuple[int, int], *, allows_remainder: bool = False
 ) -> list[int] | None:
-    """Split layers evenly, embedding and loss counted as layers; None if that is impossible."""
-    # a remainder goes to the first stages
+    """Split layers evenly; return None if that is impossible."""
+    # `ends` are the layers that embedding and loss count as; a remainder goes to the first stages
     per_stage, remainder = divmod(layers + sum(ends), stages)
     if not per_stage or (remainder and not allows_remainder):
         return None
@@ -292,7 +294,8 @@ def _even(
 
 
 def _first_and_last(layers: int, table: ScheduleTable) -> list[int] | None:
-    """Return the most even split if first and last worker have own layer counts, or None."""
+    """Return the most even split with equal layers on all workers but the first and the last."""
+    # It is None if no such split exists.
     workers = table.num_workers
     per_worker, remainder = divmod(table.num_stages, workers)
     if remainder or workers < 3 or layers % per_worker:
@@ -304,6 +307,6 @@ def _first_and_last(layers: int, table: ScheduleTable) -> list[int] | None:
         splits.append([first, *[middle] * (workers - 2), first + odd_layer])
     if not splits:
         return None
-    # the smallest largest stage, then the smallest range, then the smallest ends
+    # smallest maximum, then smallest range, then fewest layers on the first and last worker
     most_even = min(splits, key=lambda x: (max(x), max(x) - min(x), x[0] + x[-1]))
-    return per_worker * most_even  # the list repeated: the same for every stage of a worker
+    return per_worker * most_even  # repeated, as all stages of a worker are equal

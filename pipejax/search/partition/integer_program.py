@@ -1,12 +1,12 @@
 """Integer program over stage contents: the best split under all known paths and memory limits.
 
-A variable for each stage and holding (possible content) says that the stage has it. Numbers of
-layers, order of their kinds, lengths of paths and memory of workers are linear in these. The
-makespan is at least the length of every path, so the program gives a lower bound, relaxed or not.
-Its solution is run next, which adds paths (Kelley).
+A variable for each pair of stage and holding is 1 if the stage has the holding. Numbers of layers,
+the order of their kinds, lengths of paths and memory of workers are linear in these variables. The
+makespan is at least the length of every path, so the solution of the program, relaxed or not, is a
+lower bound. A run of this solution then adds new paths (Kelley's cutting planes).
 
-SciPy's solver (HiGHS) cannot be interrupted. It runs here for a second at most, and longer in a
-process that can be killed.
+SciPy's solver (HiGHS) cannot be interrupted. It runs in this process for a second at most, and
+longer in a child process that can be killed.
 """
 
 import math
@@ -28,22 +28,22 @@ from pipejax.schedules.cells.ops import TIMED
 from pipejax.schedules.table.held_activations import HeldCounts
 from pipejax.search.partition.holdings import HoldingPrices, Shares, Splits, dense_layers
 
-Counts = Int[NumpyArray, " costs"]  # number of times that a path takes each cost
+Counts = Int[NumpyArray, " costs"]  # how often a path contains each cost
 
 
 class Cut(NamedTuple):
-    """Path of a run: its length under a split is a lower bound on the split's step time."""
+    """Path as a lower bound: its length under a split bounds the split's step time from below."""
 
-    seconds: Float[NumpyArray, "holdings stages"]  # its ops on a stage, if the stage has a holding
-    fixed: float  # its messages [s]
+    seconds: Float[NumpyArray, "holdings stages"]  # time of the path's ops on a stage [s]
+    fixed: float  # time of the path's messages [s]
 
 
 class PathCuts:
-    """Cuts (lower bounds on the step time) from paths in the runs of one program."""
+    """Cuts, which are lower bounds on the step time, from paths in the runs of one program."""
 
     def __init__(self, program: Program, prices: HoldingPrices) -> None:
         self.program, self.prices = program, prices
-        # edges sorted by tail: edges first_edge[n] .. first_edge[n + 1] - 1 leave node n
+        # edges are sorted by tail: edges first_edge[n] .. first_edge[n + 1] - 1 leave node n
         preds = np.asarray(program.preds)
         head, column = np.nonzero(preds != SOURCE)
         order = np.argsort(preds[head, column], kind="stable")
@@ -56,7 +56,7 @@ class PathCuts:
         self.cuts: list[Cut] = []
 
     def new_cuts(self, run: HostRun, vector: Float[NumpyArray, " costs"]) -> list[Cut]:
-        """Return cuts of the critical path and of the longest path through each worker, if new."""
+        """Return new cuts from the critical path and from the longest path through each worker."""
         new_cuts = []
         for positions in self._paths(run):
             counts = np.bincount(positions, minlength=self.program.layout.size)
@@ -69,7 +69,7 @@ class PathCuts:
     def lower_bounds(
         self, points: Int[NumpyArray, "points stages"], begin: int = 0
     ) -> Float[NumpyArray, " points"]:
-        """Return each split's longest path [s] among the cuts from number `begin` on."""
+        """Return (points) the longest path [s] of each split, among the cuts from `begin` on."""
         longest = np.zeros(len(points))
         stages = np.arange(points.shape[1])
         for cut in self.cuts[begin:]:
@@ -77,22 +77,22 @@ class PathCuts:
         return longest
 
     def _paths(self, run: HostRun) -> Iterator[list[int]]:
-        """Yield the critical path and each worker's paths, as positions in the cost vector."""
+        """Yield the critical path and paths through each worker, as indices in the cost vector."""
         to_end = longest_path.times_to_end(run.preds, run.duration, run.lag)
-        path_length = run.finish + to_end  # of the longest path through each node
+        path_length = run.finish + to_end  # length of the longest path through each node
         for nodes in (np.arange(1, len(to_end)), *self.worker_nodes):
             if len(nodes):
                 node = int(nodes[path_length[nodes].argmax()])
                 yield self._costs_before(run, node) + self._costs_after(run, to_end, node)
         index = np.asarray(self.program.duration_index)
-        for nodes in self.worker_nodes:  # all ops of a worker, which run one after the other
+        for nodes in self.worker_nodes:  # a path over all ops of a worker
             if len(nodes):
                 to_first_end = self._costs_before(run, int(nodes[0]))
                 from_last_end = self._costs_after(run, to_end, int(nodes[-1]))
                 yield to_first_end + index[nodes[1:]].tolist() + from_last_end
 
     def _costs_before(self, run: HostRun, node: int) -> list[int]:
-        """List positions in the cost vector along the longest path to the end of a node."""
+        """List indices in the cost vector along the longest path to the end of a node."""
         program, positions = self.program, []
         while node != SOURCE:
             column = int((run.finish[run.preds[node]] + run.lag[node]).argmax())
@@ -103,7 +103,7 @@ class PathCuts:
     def _costs_after(
         self, run: HostRun, to_end: Float[NumpyArray, " nodes"], node: int
     ) -> list[int]:
-        """List positions in the cost vector along the longest path from the end of a node."""
+        """List indices in the cost vector along the longest path from the end of a node."""
         program, positions = self.program, []
         while to_end[node] > 0:
             edges = slice(self.first_edge[node], self.first_edge[node + 1])
@@ -114,10 +114,10 @@ class PathCuts:
         return positions
 
     def price_path(self, counts: Counts, vector: Float[NumpyArray, " costs"]) -> Cut:
-        """Return a path's cut: seconds of its ops by holding and stage, and of its messages."""
-        # A path costs the sum of counts times costs, whatever holdings the stages have. Both have
-        # the order of the cost vector: 0, ops, fused pairs, links (latency, transmit time, message
-        # with both). A fused pair on the path counts as a share of each of its two ops.
+        """Return the cut of a path with these counts of costs."""
+        # The length of a path is the sum of counts times costs, for any split. Both have the order
+        # of the cost vector: 0, ops, fused pairs, links (latency, transmit time, message with
+        # both). A fused pair on the path counts as a share of each of its two ops.
         layout, prices = self.program.layout, self.prices
         weights = counts.astype(float)
         pair_weights = weights[layout.first_pair : layout.first_link, None]
@@ -134,29 +134,29 @@ class PathCuts:
         latency, transmit, message = weights[layout.first_link :].reshape(shape).sum(axis=-1)
         fixed = float(((latency + message) * prices.latency).sum())
         sent_seconds = ((transmit + message) * prices.transmit).sum(axis=(0, 1))  # (boundaries)
-        # MTP layers on a stage make all messages after it longer: of boundaries that take [1 2 3],
-        # they lengthen [6 5 3 0] seconds if they are on stage 0, 1, 2 or 3
+        # MTP layers on a stage lengthen all messages after it. If boundaries take [1 2 3] s, MTP
+        # layers on stage 0, 1, 2 or 3 lengthen messages of 6, 5, 3 or 0 s.
         lengthened = prices.mtp_layers * np.append(np.cumsum(sent_seconds[::-1])[::-1], 0.0)
         seconds += prices.counts("mtp")[:, None] * lengthened
         return Cut(seconds, fixed + float(sent_seconds.sum()))
 
     def _pair_shares(self, vector: Float[NumpyArray, " costs"]) -> Float[NumpyArray, "pairs 2"]:
-        """Return weights of the ops of fused pairs, whose sum is at most the pair's time."""
-        # a pair takes max(F, B) + k min(F, B); with k <= 1 this is max(F + k B, B + k F), so the
-        # larger of both in the run is a lower bound in every run; with k > 1 F + B is one
+        """Return weights (pairs, 2) of the ops of fused pairs: a lower bound on the pair's time."""
+        # A pair takes max(F, B) + k min(F, B). If k <= 1, this is max(F + k B, B + k F), so either
+        # sum is a lower bound; take the larger sum of this run. If k > 1, F + B is a lower bound.
         factor = self.prices.pair_factor
         times = vector[self.program.pair_index]
         if factor is None or float(factor) >= 1:
             return np.ones(times.shape)
         is_longer = times >= times[:, ::-1]
-        is_longer[:, 1] = ~is_longer[:, 0]  # at a tie the forward
+        is_longer[:, 1] = ~is_longer[:, 0]  # at a tie the forward counts as longer
         return np.where(is_longer, 1.0, float(factor))
 
 
 def stage_work_function(
     program: Program, pair_factor: float
 ) -> Callable[[Costs], Float[NumpyArray, " stages"]]:
-    """Return a function from costs to the work of each stage, which bounds the step time [s]."""
+    """Return a function from costs to (stages) work [s], a lower bound on the step time."""
     layout = program.layout
     counts = op_counts(program).astype(float)
     # a fused pair takes max(F, B) + k min(F, B), which is at least (1 + k) / 2 of both F and B
@@ -181,9 +181,9 @@ def stage_work_function(
 
 
 SLACK = 1e-6  # relative tolerance of the solver
-IN_PROCESS = 1.0  # time limit of a solution in this process [s]
-NO_LIMIT = 1e6  # [s]
-_TIME_LIMIT, _INFEASIBLE = 1, 2  # statuses of SciPy
+IN_PROCESS = 1.0  # time limit of the solver in this process [s]
+NO_LIMIT = 1e6  # time limit that stands for no limit [s]
+_TIME_LIMIT, _INFEASIBLE = 1, 2  # SciPy's codes of a status
 
 Columns = Float[NumpyArray, " columns"]
 Matrix = Float[NumpyArray, "_ _"]
@@ -192,8 +192,8 @@ Matrix = Float[NumpyArray, "_ _"]
 class SplitProgram:
     """Integer program of splits, or its relaxation, whose solution is a mixture of splits."""
 
-    # Variables: for each allowed pair k of holding (layers) and stage, whether stage[k] has
-    # holding[k]; for each stage, whether MoE layers have begun by its end; the step time.
+    # Variables, the columns of matrices: for each allowed pair k, whether stage[k] has holding[k];
+    # for each stage, whether MoE layers have begun by its end; last, the step time.
 
     def __init__(self, splits: Splits, *, unit: float, limit: float) -> None:
         self.prices, model = splits.prices, splits.model
@@ -203,13 +203,13 @@ class SplitProgram:
         # MTP layers lie on the last stage of a worker, as in Megatron
         self.may_hold[self.mtp > 0, : max(stages - splits.workers, 0)] = False
         self.holding, self.stage = np.nonzero(self.may_hold)
-        self.unit, self.limit = unit, limit  # of the step time [s]
+        self.unit, self.limit = unit, limit  # unit and upper limit of the step time [s]
         self.bound, self.gap = 0.0, 0.0
         self.point: Columns = np.zeros(len(self.holding) + stages)
         self.is_open, self.is_whole = True, False
         self._constraints: list[tuple[Any, NumpyArray, NumpyArray]] = []  # matrix, low, high
         on_stage = (self.stage == np.arange(stages)[:, None]) * 1.0
-        self._add(on_stage, 1.0, 1.0)  # a stage has one holding
+        self._add(on_stage, 1.0, 1.0)  # each stage has exactly one holding
         self._order(on_stage, layers)
         totals = {"layers": model.layers, "dense": dense_layers(model), "mtp": model.mtp_layers > 0}
         for name, total in totals.items():  # the stages together have all layers of each kind
@@ -219,51 +219,52 @@ class SplitProgram:
 
     def _order(self, on_stage: Matrix, layers: Int[NumpyArray, " holdings"]) -> None:
         """Require dense layers before MoE layers, and MTP layers last."""
-        # A variable `begun` per stage says that MoE layers have begun: 0 0 1 1. It never falls.
+        # The variable `begun` of a stage is 1 if MoE layers have begun: 0 0 1 1. It never falls.
         stages = len(on_stage)
         has_dense, has_moe = (
             self.prices.counts(name)[self.holding] > 0 for name in ("dense", "moe")
         )
-        # coefficients of the variable of the stage itself, and of the stage before it
+        # coefficients of `begun` of the stage, and of `begun` of the stage before it
         begun, begun_before = np.eye(stages), np.eye(stages, k=-1)
         self._add(on_stage * has_moe, -np.inf, 0.0, begun=-begun)  # has_moe <= begun
-        self._add(on_stage * has_dense, -np.inf, 1.0, begun=begun_before)  # not both
+        self._add(on_stage * has_dense, -np.inf, 1.0, begun=begun_before)  # has_dense or begun
         self._add(np.zeros_like(on_stage), -np.inf, 0.0, begun=begun_before - begun)
         is_earlier_mtp = (self.stage < np.arange(stages)[:, None]) & (self.mtp[self.holding] > 0)
         self._add(on_stage * (layers[self.holding] > 0) + is_earlier_mtp, -np.inf, 1.0)
 
     def _add(self, rows: Matrix, low: float, high: float, *, begun: Matrix | None = None) -> None:
-        """Constrain sums of the holding variables and of those for begun MoE layers to a range."""
+        """Add constraints low <= rows @ holding variables + begun @ `begun` variables <= high."""
         if begun is None:
             begun = np.zeros((len(rows), self.may_hold.shape[1]))
         self.restrict(np.hstack([rows, begun]), low, high)
 
     def _limit_memory(self, held: HeldCounts, capacity: float) -> None:
         """Constrain the memory of every worker to the capacity at each possible peak."""
-        prices, columns = self.prices, (self.holding, self.stage)
+        prices, variable = self.prices, (self.holding, self.stage)
+        # for each worker: (stages), (stages) and (parts, stages, moments) of possible peaks
         for copies, stashed, parts in zip(
             held.copies, held.stashed, held.parts.swapaxes(0, 1), strict=True
         ):
-            need = (  # (moments, columns), where moments are the possible peaks
-                prices.static[columns] * copies[self.stage]
-                + prices.version[columns] * stashed[self.stage]
+            need = (  # (moments, variables)
+                prices.static[variable] * copies[self.stage]
+                + prices.version[variable] * stashed[self.stage]
                 + sum(
-                    counts[self.stage].T * size[columns]
+                    counts[self.stage].T * size[variable]
                     for counts, size in zip(parts, prices.parts, strict=True)
                 )
             )
             self._add(need[need.any(axis=1)] / capacity, -np.inf, 1.0)
 
     def restrict(self, rows: Matrix, low: float, high: float, *, time: float = 0.0) -> None:
-        """Constrain each row's sum of columns, plus `time` times the step time, to a range."""
-        from scipy.sparse import csr_array  # at first use: it takes a while
+        """Add constraints low <= rows @ variables + time * (step time) <= high."""
+        from scipy.sparse import csr_array  # imported at first use, because it is slow
 
         size = len(rows)
         matrix = csr_array(np.hstack([rows, np.full((size, 1), time)]))
         self._constraints.append((matrix, np.full(size, low), np.full(size, high)))
 
     def solve(self, seconds: float = math.inf) -> None:
-        """Minimise the step time that all cuts allow; store the solution and the lower bound."""
+        """Minimise the step time under all cuts; store the solution and the lower bound."""
         from scipy.sparse import vstack
 
         rows, low, high = zip(*self._constraints, strict=True)
@@ -286,14 +287,14 @@ class SplitProgram:
         self.is_open = self.bound < self.limit and solution.x is not None
 
     def cut_path(self, cut: Cut) -> None:
-        """Add the constraint that no split is faster than a path."""
+        """Add the constraint that the step time is at least the length of this path."""
         begun = np.zeros(self.may_hold.shape[1])
         slope = np.append(cut.seconds[self.holding, self.stage], begun)
         self.restrict(slope[None] / self.unit, -np.inf, -cut.fixed / self.unit, time=-1.0)
 
     @property
     def shares(self) -> Shares:
-        """Return the shares of holdings in stages: 0 or 1, or between in a relaxed program."""
+        """Return the shares of holdings in stages, 0 or 1; in a relaxed program, from 0 to 1."""
         values = self.point[: len(self.holding)]
         shares = np.zeros(self.may_hold.shape)
         shares[self.holding, self.stage] = (
@@ -305,7 +306,7 @@ class SplitProgram:
 def solve_mixed(arguments: Mapping[str, Any], gap: float, seconds: float) -> Any:
     """Solve a mixed integer program within a time limit [s], up to a relative gap."""
     # Arguments and result are those of `scipy.optimize.milp`; bounds and constraints are tuples.
-    from scipy.optimize import milp  # at first use: it takes a while
+    from scipy.optimize import milp  # imported at first use, because it is slow
 
     options = {"mip_rel_gap": gap, "time_limit": max(min(seconds, IN_PROCESS), 0.01)}
     solution = milp(**arguments, options=options)
@@ -315,7 +316,7 @@ def solve_mixed(arguments: Mapping[str, Any], gap: float, seconds: float) -> Any
     return _solve_in_process({**arguments, "options": options})
 
 
-# without this package, whose import takes longer than the solution of many programs
+# imports SciPy alone, because this package takes longer to import than many programs to solve
 _PROGRAM = (
     "import pickle, sys; from scipy.optimize import milp; "
     "pickle.dump(milp(**pickle.load(sys.stdin.buffer)), sys.stdout.buffer)"

@@ -1,11 +1,13 @@
 """Fastest split of a model into the stages of a table: exact, by cutting planes.
 
-For given holdings (stage contents) the step time is a program's longest path: every path is a lower
-bound for all splits. An integer program finds the fastest split by known paths; a run gives a step
-time and new paths. When no split has a bound below the best step time, that split is optimal.
+A split assigns a holding (stage content) to each stage. The step time of a split is the longest
+path of the program. So under any split, the length of any path is a lower bound. An integer program
+finds the split that is fastest under the known paths. A run of this split gives a step time and new
+paths. If no split has a bound below the best step time so far, the best split is optimal.
 
-Before, a relaxation finds important paths (Kelley's cutting planes) by mixtures, whose stages have
-shares of several holdings. Splits near it are run unless their bounds rule them out.
+Before, a relaxation finds important paths (Kelley's cutting planes). It runs mixtures, in which a
+stage has shares of several holdings. Then splits near the last mixture are run, unless their lower
+bounds rule them out.
 """
 
 import dataclasses
@@ -42,9 +44,9 @@ from pipejax.search.partition.integer_program import (
     stage_work_function,
 )
 
-RELAXATION_GAP = 1e-3  # at which the relaxation ends, relative to the step time
-CENTRE_WEIGHT = 0.7  # of the old centre in the new centre of relaxed points
-END_SHARES = {"relaxation": 0.3, "local search": 0.55}  # ends of both, as shares of the time limit
+RELAXATION_GAP = 1e-3  # gap at which the relaxation ends, relative to the step time
+CENTRE_WEIGHT = 0.7  # weight of the old centre in the new centre of mixtures
+END_SHARES = {"relaxation": 0.3, "local search": 0.55}  # {step: its end over the time limit}
 SOLVER_GAP_SHARE = 0.1  # relative gap of the solver, as a share of the gap of the search
 
 
@@ -52,10 +54,10 @@ SOLVER_GAP_SHARE = 0.1  # relative gap of the solver, as a share of the gap of t
 class Split(NamedTuple):
     """A split of the model's layers over the stages, with its evaluated step time."""
 
-    layout: PipelineLayout  # what each stage holds
+    layout: PipelineLayout  # content of each stage
     step_time: float  # exact [s]
-    memory_bytes: float  # need of the fullest worker, per accelerator [B]
-    fits: bool  # whether the accelerators have so much
+    memory_bytes: float  # memory need of the fullest worker, per accelerator [B]
+    fits: bool  # whether this need fits in the accelerators' memory
 
 
 class SplitSearch:
@@ -82,7 +84,7 @@ class SplitSearch:
         self.baselines: dict[str, Split] = {}
 
     def run(self, layout: PipelineLayout) -> Split:
-        """Evaluate a split, with the same costs and links as the other commands use."""
+        """Evaluate a split with the exact costs and the links."""
         if layout not in self.splits_run:
             workload = dataclasses.replace(self.workload, pipeline_layout=str(layout))
             costs = stage_costs(workload, self.system, self.table)
@@ -95,13 +97,13 @@ class SplitSearch:
 
     @property
     def best(self) -> Split | None:
-        """Return the fastest split so far that fits in memory; None without one."""
+        """Return the fastest split so far that fits in memory; None if none fits."""
         legal = (split for split in self.splits_run.values() if split.memory_bytes <= self.capacity)
         return min(legal, key=lambda split: split.step_time, default=None)
 
     @property
     def limit(self) -> float:
-        """Step time that a better split must undercut [s]."""
+        """Return the step time of the best split so far [s]; infinite if none fits."""
         return math.inf if self.best is None else self.best.step_time
 
     @property
@@ -115,7 +117,7 @@ class SplitSearch:
         deadlines = {name: start_time + share * seconds for name, share in END_SHARES.items()}
         for name, layout in self.defaults.items():
             self.baselines[name] = self.run(layout)
-        if not self.splits_run:  # no runtime splits so few layers: one on each of the first stages
+        if not self.splits_run:  # too few layers for any runtime: a layer on each first stage
             num_stages, model = self.table.num_stages, self.workload.model
             layers = [int(stage < int(model.layers)) for stage in range(num_stages)]
             mtp = [0] * (num_stages - 1) + [int(model.mtp_layers)]
@@ -129,7 +131,7 @@ class SplitSearch:
         return "time" if time.monotonic() - start_time >= seconds else "tolerance"
 
     def _prepare(self) -> None:
-        """Price all possible stage contents, and add the paths of the splits evaluated so far."""
+        """Price all possible holdings, and add the paths of all evaluated splits."""
         first = dataclasses.replace(self.workload, pipeline_layout=str(next(iter(self.splits_run))))
         costs = stage_costs(first, self.system, self.table)
         self.program, _ = lower_and_price(self.table, costs, self.links)
@@ -138,7 +140,7 @@ class SplitSearch:
         self.prices = price_holdings(
             self.workload, self.system, self.table, lambda costs: stage_work(costs).min() <= limit
         )
-        # for each holding, the costs of a table whose stages all have this holding
+        # for each holding, the costs of a table with this holding on every stage
         rows = (
             Costs(**{name: seconds[k] for name, seconds in self.prices.seconds.items()})
             for k in range(len(self.prices.holdings))
@@ -156,7 +158,7 @@ class SplitSearch:
                 self._add_paths(self.splits.shares(point))
 
     def _add_paths(self, shares: Shares) -> tuple[float, bool]:
-        """Run a split or a mixture; return its makespan [s], and whether there are new cuts."""
+        """Run a split or mixture; return its makespan [s], and whether there are new cuts."""
         vector = np.asarray(cost_vector(self.program, self.prices.costs(shares)))
         run = run_on_host(self.program, vector)
         cuts = self.paths.new_cuts(run, vector)
@@ -165,7 +167,7 @@ class SplitSearch:
         return float(run.finish.max()), bool(cuts)
 
     def _raise_bound(self, run_solution: Callable[[], bool], deadline: float) -> None:
-        """Solve the integer program and run its solution, until `run_solution` returns False."""
+        """Solve the integer program and run the solution, until `run_solution` returns False."""
         program, can_continue = self.integer, True
         while can_continue and not self.is_optimal:
             program.solve(deadline - time.monotonic() if program.is_whole else math.inf)
@@ -177,12 +179,13 @@ class SplitSearch:
 
     def _relax(self, deadline: float) -> Shares | None:
         """Raise the lower bound by runs of mixtures; return the shares of the last mixture."""
-        # A mixture is half 3 and half 4 layers, say. `centre` is the mean of past mixtures.
+        # In a mixture, a stage has for example half of 3 layers and half of 4 layers. `centre` is a
+        # mean of past mixtures.
         centre: Shares | None = None
         shares: Shares | None = None
 
         def run_solution() -> bool:
-            """Run the relaxed solution and the mean of past solutions; return whether to go on."""
+            """Run the mixture and the mean of past mixtures; return whether to go on."""
             nonlocal centre, shares
             shares = self.integer.shares
             if centre is not None:
@@ -198,7 +201,7 @@ class SplitSearch:
         return shares
 
     def _solve_exactly(self, deadline: float) -> None:
-        """Evaluate the splits that the bounds do not rule out."""
+        """Evaluate the splits that lower bounds do not rule out."""
         program = self.integer
 
         def run_solution() -> bool:
@@ -233,8 +236,8 @@ class SplitSearch:
     def _faster_neighbour(
         self, point: Point, step_time: float, deadline: float
     ) -> tuple[Point, float] | None:
-        """Return a neighbour that is faster than a split, and its step time [s]; or None."""
-        # Neighbours run in the order of their bounds, as long as these are below the step time.
+        """Return a neighbour that is faster than a split, and its step time [s], or None."""
+        # Neighbours run in the order of their lower bounds, while the bound is below the step time.
         neighbours = self.splits.neighbours(point)
         bounds, num_cuts = np.zeros(len(neighbours)), 0
         while len(neighbours) and time.monotonic() < deadline:
@@ -257,9 +260,9 @@ class Partition(NamedTuple):
     Attributes:
       layout: content of each stage.
       workload: the workload with this layout.
-      memory_bytes: (workers) need per accelerator [B].
-      fits: whether this fits in the accelerators' memory.
-      defaults: default splits of runtimes, by name.
+      memory_bytes: (workers) memory need per accelerator [B].
+      fits: whether the needs fit in the accelerators' memory.
+      defaults: {name: default split of a runtime}.
     """
 
     layout: PipelineLayout
@@ -280,9 +283,9 @@ def layers(
     on_progress: OnProgress | None = None,
     on_best: Callable[[Found[Partition]], object] | None = None,
 ) -> Found[Partition]:
-    """Find layers of stages that make the step shortest, and prove that no split is faster.
+    """Find the layers of stages that make the step shortest, and prove that no split is faster.
 
-    The first stage holds the embedding, with layers or alone; the last one holds the head. MTP
+    The first stage holds the embedding, with layers or alone; the last stage holds the head. MTP
     layers are together, after all other layers.
 
     Args:
@@ -292,14 +295,15 @@ def layers(
       link: link model, or `Links`.
       no_memory_limit: whether workers may need more memory than their accelerators have.
       time_limit: time after which the search ends [s]; None for no limit.
-      on_progress: called with the number of splits that were run, None, and the best as a text.
+      on_progress: called with the number of evaluated splits, None, and the best step as a text.
       on_best: called after each step with the best result so far.
 
     Returns:
-      The split, its exact step time, a lower bound on all that fit, and the runtimes' defaults.
+      The fastest split with its exact step time, a lower bound on all splits that fit, and default
+      splits of runtimes.
 
     Raises:
-      ValueError: if the workload has a layout already, time_limit is negative, or nothing fits.
+      ValueError: if the workload has a layout already, time_limit is negative, or no split fits.
 
     Example:
       >>> import pipejax as pj

@@ -33,8 +33,8 @@ class TableSearch(NamedTuple):
     """Record of the search that found a candidate's table, so that it can be repeated."""
 
     kind: str  # "messages", "optimize" or "ring"
-    scenario: Scenario  # the run whose table it replaced
-    limits: tuple[float, ...] = ()  # activations of each worker
+    scenario: Scenario  # the run whose table the search replaced
+    limits: tuple[float, ...] = ()  # activations that each worker may hold
 
 
 @short_repr
@@ -45,7 +45,7 @@ class Candidate:
     scenario: Scenario
     what: str = ""  # the change, in words
     assumes: tuple[str, ...] = ()
-    layers: tuple[int, ...] = ()  # of each measured stage, if known
+    layers: tuple[int, ...] = ()  # layers of each measured stage, if they are known
     search: TableSearch | None = None
 
     @property
@@ -70,13 +70,13 @@ class Candidate:
 
     @functools.cached_property
     def memory_bytes(self) -> Needs | None:
-        """Return the peak memory of each worker [B]; None at measured times, without a model."""
+        """Return the peak memory of each worker [B]; None for measured times without a model."""
         workload = self.scenario.model_workload
         return None if workload is None else np.asarray(memory_bytes(workload, self.table), float)
 
     @functools.cached_property
     def launches(self) -> tuple[Launch, ...]:
-        """Return for each launcher the options with which it runs the scenario."""
+        """Return the options of each launcher that runs the scenario."""
         return run_launches(self.scenario, self.layers)
 
     @functools.cached_property
@@ -86,7 +86,7 @@ class Candidate:
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """Return the parts of the step time by name [s]."""
+        """Return {part of the step: time [s]}."""
         return {part.name: part.seconds for part in self.step_parts}
 
     @functools.cached_property
@@ -97,7 +97,7 @@ class Candidate:
     @functools.cached_property
     def bound(self) -> float:
         """Return a lower bound on the step time of any schedule of these stages and workers [s]."""
-        # If `optimize` does not support the problem, it is the work of the busiest worker.
+        # If `optimize` does not support the problem, the bound is the work of the busiest worker.
         busy = float(self.run.busy.max())
         try:
             no_limit = float(self.table.num_stages * self.table.num_microbatches)
@@ -136,7 +136,8 @@ class Candidate:
 
 
 def restage_layers(layers: tuple[int, ...], stages: int) -> tuple[int, ...]:
-    """Return layers per stage after stages merge or divide; empty if a layer would be divided."""
+    """Return the layers of each stage after stages merge or divide."""
+    # The result is empty if a layer would be divided.
     if not layers:
         return ()
     layers_per_stage = stage_overlaps(len(layers), stages) @ np.array(layers)
@@ -164,7 +165,7 @@ def first_candidate(scenario: Scenario, layers: Sequence[int] | None = None) -> 
 
 
 def _check_layers(layers: Sequence[int] | None, scenario: Scenario) -> tuple[int, ...]:
-    """Check the layers of measured stages, and return them; empty if unknown."""
+    """Check and return the layers of measured stages; empty if they are unknown."""
     if layers is None:
         return ()
     if scenario.source.workload is not None:
@@ -183,9 +184,9 @@ class Memory:
     """Memory needs and limits of the workers."""
 
     begin: Candidate  # the unchanged run
-    limit: Needs | float | None = None  # of a worker, in the unit of the needs; None if unknown
+    limit: Needs | float | None = None  # memory limit of a worker; None if unknown
     available: float = 0.0  # memory of an accelerator [B], if the limit follows from it
-    # measured / predicted memory of the launcher's runs, ascending; empty if nobody measured it
+    # ratios measured / predicted memory of the launcher's runs, ascending; empty without runs
     factors: Sequence[float] = ()
 
     @property
@@ -202,8 +203,8 @@ class Memory:
         if candidate.memory_bytes is not None:
             return candidate.memory_bytes
         table = candidate.table
-        # activations count relative to the largest share of the layers on a worker, and to the
-        # size of a microbatch: all candidates divide the same minibatch
+        # The unit is an activation of the first run on the worker with the most layers. All
+        # candidates divide the same minibatch, so fewer microbatches are larger.
         first = self.begin.table
         size = first.num_microbatches / table.num_microbatches
         sizes = size * table.worker_parts / first.worker_parts.max()
@@ -215,25 +216,25 @@ class Memory:
         return self.needs(self.begin)
 
     def fits(self, candidate: Candidate) -> bool:
-        """Return whether a candidate keeps the memory limit; default: the first run's peak."""
+        """Return whether a candidate keeps the limit, or without a limit the first run's peak."""
         limit = self.begin_needs.max() if self.limit is None else self.limit
         return bool((self.needs(candidate) <= np.asarray(limit) * (1 + 1e-9)).all())
 
     def ratio(self, candidate: Candidate) -> float:
-        """Return the fullest worker's need over its need in the unchanged run; 0 / 0 is 1."""
+        """Return the largest need of a worker over that in the unchanged run; 0 / 0 is 1."""
         need, begin_need = self.needs(candidate).max(), self.begin_needs.max()
         return 1.0 if need == begin_need else float(need / begin_need)
 
 
 RECORDS = load_json(Path(__file__).with_name("remedies.json"))
-SHELVES: Mapping[str, str] = RECORDS["shelves"]  # groups of remedies, with the needs of each
-TABLE_SUFFIX = ".csv"  # of an option that names the file of a table
-# options for the stages of each worker, of a launcher that otherwise takes one or two
+SHELVES: Mapping[str, str] = RECORDS["shelves"]  # {shelf: what its remedies need}
+TABLE_SUFFIX = ".csv"  # ending of an option's value that names the file of a table
+# {launcher: its options for the stages of each worker}; without them, a worker has one or two
 STAGE_OPTIONS: Mapping[str, Collection[str]] = RECORDS["stage options"]
 
 
 def run_launches(scenario: Scenario, layers: Sequence[int]) -> tuple[Launch, ...]:
-    """Return launchers' options for a run; with measured times, only options of the pipeline."""
+    """Return the options of launchers for a run; for measured times only pipeline options."""
     workload, system = scenario.source.workload, scenario.source.system
     if workload is not None and system is not None:
         return machine_launches(workload, scenario.table(), system, scenario.source.stack, None)
@@ -241,7 +242,7 @@ def run_launches(scenario: Scenario, layers: Sequence[int]) -> tuple[Launch, ...
 
 
 def run_launch(scenario: Scenario, launcher: str, layers: Sequence[int] = ()) -> Launch:
-    """Return the options of a launcher for a run; refuse a launcher that has none for the run."""
+    """Return the options of a launcher for a run; refuse a launcher without such options."""
     by_name = {launch.launcher: launch for launch in run_launches(scenario, layers)}
     name = find_launcher(launcher).name
     if name not in by_name:
@@ -252,17 +253,17 @@ def run_launch(scenario: Scenario, launcher: str, layers: Sequence[int] = ()) ->
 
 
 def step_launchers(old: Candidate, new: Candidate, *, may_lack: bool = False) -> tuple[str, ...]:
-    """List the launchers whose options turn the old run into the new one; none if layers split."""
+    """List the launchers whose options turn the old run into the new run."""
     # `may_lack` keeps launchers that lack a feature of the new run, which a later change may remove
     if old.layers and not new.layers:
-        return ()  # a layer would be divided
+        return ()  # no options divide a layer
     old_launches = {launch.launcher: launch for launch in old.launches}
     return tuple(
         launch.launcher
         for launch in new.launches
         if (may_lack or not launch.lacks)
         and _has_stages(launch, new)
-        # equal options start the same run: options have no times, places or order of messages
+        # equal options start the same run, because times, places and orders are no options
         and launch != old_launches[launch.launcher]
     )
 

@@ -41,22 +41,22 @@ from pipejax.search.schedule.problem import LINKS_OF_SEARCH
 
 Stages = Float[NumpyArray, " stages"]
 WHOLE_EDGES = "all layers cost the same; a longer first or last stage is due to embedding or head"
-MIN_EDGE = 0.02  # of a stage: less beyond its layers is noise of measurement
-MIN_GAIN = 1e-3  # of the step: smaller savings are not reported
+MIN_EDGE = 0.02  # share of a stage from which extra time is embedding or head, and no noise
+MIN_GAIN = 1e-3  # share of the step; smaller savings are not reported
 COMPILED = "compiled kernels"
-MAX_STAGES = 16  # of a worker, as in `plan`
-MAX_UNKNOWN_STAGES = 4  # of a worker, if measured stages have unknown layers
-SEARCH_STEPS = 10  # of each search of an order or of places
+MAX_STAGES = 16  # largest number of stages on a worker, as in `plan`
+MAX_UNKNOWN_STAGES = 4  # this number if the layers of measured stages are unknown
+SEARCH_STEPS = 10  # iterations of each search of an order or of places
 SOLVER_SECONDS = 8.0
 # builders that try many orders for the times of the run
 SLOWLY_PLANNED = ("v-half", "v-min", "zb-v", "ada-offload")
-MAX_OPS_PLANNED = 128  # microbatches times workers up to which slow builders are tried
-MAX_OPS = 1 << 14  # stages times microbatches of tables that are tried
+MAX_OPS_PLANNED = 128  # slow builders are tried for at most so many microbatches x workers
+MAX_OPS = 1 << 14  # largest number of stages x microbatches of a table that is tried
 
 
 def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[Candidate]:
     """Yield all other synchronous schedules with the same workers and microbatches."""
-    # Default names: the registry, without schedules that would take long to plan.
+    # By default, all schedules of the registry are tried, without those that take long to plan.
     table, scenario = run.table, run.scenario
     if not table.grammar.is_usual:
         return  # no other schedule has the same ops
@@ -88,13 +88,13 @@ def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[
                 if rules:
                     other = other.scaled(other.what, rules, *assumptions)
                 other.run  # noqa: B018 - evaluated here for its errors
-            except ValueError:  # it does not exist for these numbers, or deadlocks over these links
+            except ValueError:  # no such schedule for these numbers, or a deadlock on these links
                 continue
             yield other.changed(other.what, other.scenario, *_assumptions(run, other))
 
 
 def _stage_options(run: Candidate, name: str) -> list[dict[str, int]]:
-    """List a schedule's options for all numbers of stages per worker that the run may have."""
+    """List the options of a schedule for all possible numbers of stages per worker."""
     builder, workload, workers = find(name), run.scenario.source.workload, run.table.num_workers
     if builder.planned or not {"stages_per_worker", "waves"} & {*builder.options}:
         return [{}]
@@ -112,9 +112,9 @@ def _stage_options(run: Candidate, name: str) -> list[dict[str, int]]:
 
 
 def _edge_rules(old: Candidate, new: Candidate) -> list[str]:
-    """Return rules that keep embedding and head whole; none unless measured stages are divided."""
-    # Four stages of 6 6 6 9 s in two parts each: the evenly divided 3 3 3 3 3 3 4.5 4.5 become
-    # 3 3 3 3 3 3 3 6, since the head cannot be divided.
+    """Return scaling rules that keep embedding and head whole if measured stages are divided."""
+    # If stages of 6 6 6 9 s are divided into two parts each, even parts take 3 3 3 3 3 3 4.5 4.5 s.
+    # The rules make them 3 3 3 3 3 3 3 6 s, because the head cannot be divided.
     num_measured, num_stages = old.table.num_stages, new.table.num_stages
     is_divided = num_stages > num_measured and num_stages % num_measured == 0
     if new.scenario.source.workload is not None or not is_divided:
@@ -128,11 +128,11 @@ def _edge_rules(old: Candidate, new: Candidate) -> list[str]:
         even_parts = np.asarray(costs[field], float).reshape(num_stages, -1).mean(axis=1)
         even_parts = even_parts.reshape(num_measured, -1)  # (measured stages, parts)
         measured = even_parts.sum(axis=1)
-        # of two stages the faster one: half of a head is not in each
+        # the lower median: with two stages, the faster one, as the slower one may have a head
         layers_only = np.quantile(measured / layers, 0.5, method="lower") * layers
         new_parts = even_parts.copy()
         for edge in 0, -1:  # the first stage and its first part, the last stage and its last part
-            edge_seconds = measured[edge] - layers_only[edge]  # of embedding or head
+            edge_seconds = measured[edge] - layers_only[edge]  # time of embedding or head
             if edge_seconds > MIN_EDGE * measured[edge]:
                 new_parts[edge] = layers_only[edge] / even_parts.shape[1]
                 new_parts[edge, edge] += edge_seconds
@@ -147,9 +147,9 @@ def _edge_rules(old: Candidate, new: Candidate) -> list[str]:
 
 
 def _link_rules(old: Candidate, new: Candidate) -> list[str]:
-    """Return rules that keep a slow measured link between its two workers; none without one."""
-    # Measured messages go with stage boundaries. With 8 stages, those between workers 0 and 1 of 4
-    # are at boundaries 0 and 4 of a loop, but at 0 and 6 of a V.
+    """Return scaling rules that keep a slow measured link between the same two workers."""
+    # Measured messages belong to stage boundaries. With 8 stages on 4 workers, messages between
+    # workers 0 and 1 are at boundaries 0 and 4 of a loop, but at boundaries 0 and 6 of a V.
     slow = next((fault.link for fault in old.faults if fault.kind == "link"), None)
     is_modelled = old.scenario.source.workload is not None or old.scenario.placed is not None
     if slow is None or is_modelled or new.table.num_pipes > 1:
@@ -181,11 +181,11 @@ def microbatches(
     run: Candidate, memory: Memory | None = None, launcher: str | None = None
 ) -> Iterator[Candidate]:
     """Yield candidates that divide the minibatch into more or into fewer microbatches."""
-    # Only a model knows times at other sizes: kernels on small microbatches are less efficient.
-    # Larger ones that do not fit in memory are also tried with the recomputations that fit.
+    # The run must have a model, which knows times at other microbatch sizes. Sizes that do not fit
+    # in memory are also tried with the recomputations that fit.
     scenario, table, workload = run.scenario, run.table, run.scenario.source.workload
     is_named = isinstance(scenario.schedule, str) and find(scenario.schedule).sizes is None
-    # a schedule that is planned for a memory limit would be another one at another size
+    # a schedule that is planned for a memory limit would change with the size
     is_planned_for_limit = "memory_limit" in scenario.options
     if workload is None or not is_named or is_planned_for_limit or run.table_costs.per_microbatch():
         return
@@ -198,7 +198,7 @@ def microbatches(
             continue
         what = f"{1 / factor:g} times the microbatch size ({new_count} microbatches)"
         try:
-            options = scenario.options  # planned for the new times
+            options = scenario.options  # so a planned schedule is planned for the new times
             resized = run.rebuilt(what, num_microbatches=new_count, options=options)
             resized.run  # noqa: B018 - evaluated here for its errors
         except ValueError:
@@ -221,7 +221,7 @@ def repairs(run: Candidate) -> Iterator[Candidate]:
             what = f"messages between {pair} as fast as the others"
             yield run.scaled(what, [fault.rules], "a repair of this link")
     workload = run.scenario.source.workload
-    # stages of a model differ by their layers alone, unless edits or stragglers slow them
+    # without edits and stragglers, stages of a model differ in their layers alone
     is_slowed = workload is None or bool(run.scenario.edits) or bool(workload.stragglers)
     slow = slowest_place(run.run) if is_slowed else None
     if slow is not None:
@@ -251,11 +251,12 @@ def _move_layers(
     run: Candidate, measured: Stages, old_layers: Int[NumpyArray, " stages"]
 ) -> Iterator[Candidate]:
     """Yield candidates in which ever more layers move from the busiest to the idlest worker."""
-    # The time of a layer is the median over stages. Other time of a stage, such as its head, stays.
+    # The time of a layer is the median over stages. The rest of a stage's time, such as the head,
+    # does not move.
     has_layers = old_layers > 0
     layer_seconds = float(np.median(measured[has_layers] / old_layers[has_layers]))
     layers, workers = old_layers.copy(), np.arange(run.table.num_workers)
-    # (workers, stages): share of the pipes that hold the stage on the worker
+    # (workers, stages) share of the pipes in which the worker holds the stage
     pipe_share = (run.table.placement == workers[:, None, None]).mean(axis=1)
     last_sum_of_squares = np.inf
     while True:
@@ -290,7 +291,7 @@ def _move_layers(
         yield dataclasses.replace(run.scaled(title, rules, assumption), layers=counts)
 
 
-FASTER: Mapping[str, tuple[str, tuple[str, ...]]] = {  # title and cost fields, by part of a step
+FASTER: Mapping[str, tuple[str, tuple[str, ...]]] = {  # {part of a step: (title, cost fields)}
     "messages": ("links twice as fast", ("message",)),
     "exchange": ("exchange of gradients twice as fast", ("A",)),
     "sharding": ("gathers and reductions twice as fast", WAITS["sharding"]),
@@ -317,7 +318,7 @@ def places(run: Candidate) -> Iterator[Candidate]:
     """Yield a candidate with other places of the workers, if the step waits for messages."""
     scenario, table = run.scenario, run.table
     waits = sum(run.parts[part] for part in ("messages", "blocking", "exchange"))
-    # scaling rules of stages or workers do not apply to other places
+    # scaling rules of stages or workers hold for the present places only
     is_scaled = scenario.find_edit(ScaledTimes) is not None
     if scenario.placed is None or is_scaled or waits <= MIN_GAIN * run.step_time:
         return
@@ -373,8 +374,8 @@ def orders(run: Candidate) -> Iterator[Candidate]:
 
 def in_flight(run: Candidate) -> Iterator[Candidate]:
     """Yield candidates with more requests in flight, for tables whose rules form a ring."""
-    # With one more request, each rule of the ring names one microbatch earlier: 0F4 <- 3F0 in place
-    # of 0F3 <- 3F0 means 4 requests in flight in place of 3.
+    # With one more request, each rule of the ring waits for one microbatch earlier: 0F4 <- 3F0 in
+    # place of 0F3 <- 3F0 means 4 requests in flight in place of 3.
     table, table_without_ring = run.table, without_rules(run.table)
     if not table.grammar.forward_only or table_without_ring is None or table.grammar.slices > 1:
         return
@@ -433,14 +434,14 @@ def settings(
 def recomputations(
     run: Candidate, memory: Memory | None = None, launcher: str | None = None
 ) -> Iterator[str]:
-    """Yield other recomputations: none, full, parts of layers, and the fewest layers that fit."""
+    """Yield other recomputations: none, full, parts of a layer, and the fewest layers that fit."""
     workload: Any = run.scenario.source.workload
     if workload.recompute == "none" and memory is not None and memory.fits(run):
         return  # any recomputation takes time, and saves memory that is not needed
     # flash attention keeps no scores, so that "selective" frees next to nothing
     has_scores = not workload.model.flash_attention
-    usual = ("none", *(["selective"] if has_scores else []), "full")
-    yield from (level for level in usual if level != workload.recompute)
+    main_levels = ("none", *(["selective"] if has_scores else []), "full")
+    yield from (level for level in main_levels if level != workload.recompute)
     layers = int(max(assign_layers(workload, run.table).layers))
     parts = [part for part in model_parts(workload.model) if part != "core_attn"]
 
@@ -449,7 +450,7 @@ def recomputations(
         return run.changed("", run.scenario.with_workload(fields))
 
     blocks = [f"block:{count}" for count in range(1, layers)]
-    if memory is not None:  # needs fall with the number of layers
+    if memory is not None:  # needs fall with the number of recomputed layers
         first = bisect.bisect_left(blocks, True, key=lambda level: memory.fits(with_level(level)))
         parts += blocks[first : first + 1]
     for level in parts:
@@ -459,13 +460,13 @@ def recomputations(
 
 
 def _compiled(run: Candidate, workload: Workload) -> Iterator[Candidate]:
-    """Yield the candidate with compiled kernels, if an option of its launcher turns them on."""
+    """Yield the candidate with compiled kernels, if an option of a launcher compiles them."""
     source: Any = run.scenario.source
     for launcher in LAUNCHERS.values():
         if not launcher.stack or launcher.stack != source.stack:
             continue
         eager, compiled = load_stack(launcher.stack), load_stack(launcher.compiled)
-        if workload.model.unfused == eager.unfused:  # not the model's own kernels
+        if workload.model.unfused == eager.unfused:  # kernels of the stack, not of the model
             model = dataclasses.replace(workload.model, unfused=compiled.unfused)
             workload = dataclasses.replace(workload, model=model)
         fields = {"workload": workload, "system": compiled.on(source.system)}
@@ -488,7 +489,7 @@ def _with_fields(
 
 
 def _memory_savings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield titles and fields of settings that save memory, the cheapest first."""
+    """Yield (title, changed fields) of settings that save memory, the cheapest first."""
     has_replicas = workload.data_parallel * workload.context_parallel > 1
     can_split_sequence = workload.tensor_parallel > 1 and not workload.sequence_parallel
     for zero in range(workload.zero, 4 if has_replicas else workload.zero + 1):
@@ -501,7 +502,7 @@ def _memory_savings(workload: Workload) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _other_settings(workload: Workload, num_workers: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a title and changed fields of the workload for each alternative setting."""
+    """Yield (title, changed fields of the workload) for each alternative setting."""
     if workload.data_parallel * workload.context_parallel > 1:
         for zero in range(workload.zero + 1, 4):
             yield f"ZeRO {zero}", {"zero": zero}
@@ -515,7 +516,7 @@ def _other_settings(workload: Workload, num_workers: int) -> Iterator[tuple[str,
         for spread in (workload.expert_parallel, workload.expert_parallel * workload.expert_tensor):
             fields = {"expert_parallel": spread, "expert_tensor_parallel": 1}
             yield f"whole experts on {spread} accelerators", fields
-    # in a pipeline, combined-1f1b is the order in which this happens
+    # in a pipeline, the schedule combined-1f1b overlaps experts
     is_spread = workload.has_experts and workload.expert_parallel > 1 and num_workers == 1
     if is_spread and workload.expert_overlap < 1:
         yield "experts beside compute of another microbatch", {"expert_overlap": 1.0}

@@ -48,10 +48,10 @@ from pipejax.search.remedies.candidates import (
 )
 
 _step_time = operator.attrgetter("step_time")
-_RECOMPUTATION = re.compile(r"^recomputation \S+(?: with )?| with recomputation \S+$")  # in titles
+_RECOMPUTATION = re.compile(r"^recomputation \S+(?: with )?| with recomputation \S+$")  # of titles
 Changes = Callable[[Candidate], Iterator[Candidate]]
-# kinds of remedies, in the order in which they combine: those that replace the table come first,
-# because scaling rules of single stages hold for one table only
+# {kind of remedy: function that yields changes}, in the order in which kinds combine. Changes of
+# the table come first, because scaling rules of single stages hold for one table only.
 KINDS: Mapping[str, Changes] = {
     "schedule": changes.schedules,
     "settings": changes.settings,
@@ -64,29 +64,27 @@ KINDS: Mapping[str, Changes] = {
     "messages": changes.orders,
     "in flight": changes.in_flight,
 }
-LIMITED = {"settings": changes.settings, "microbatches": changes.microbatches}  # by memory
+LIMITED = {"settings": changes.settings, "microbatches": changes.microbatches}  # read the limit
 COMBINED = ("schedule", "settings", "microbatches", "layers", "places", "order", "messages")
 SMALLER_FIRST = ("microbatches", "schedule", "settings", "layers", "places", "order", "messages")
 COMBINED_KIND = "combined"
 SEARCHES: Mapping[str, Changes] = {"optimise": changes.optimised, "layout": changes.layouts}
-# kinds of which the best of each launcher and of no launcher are reported
+# kinds with one remedy per launcher, the best, and one that no launcher runs
 BEST_ONLY = ("schedule", "microbatches", "layers", "in flight")
-OF_HARDWARE = ("repair", "hardware")  # kinds that no launcher and no code brings
-REPAIR_WEIGHT = 1.1  # of the time that a repair saves, against faster hardware
-# parts of ops, and the share of a step from which exchanges are a cause: tensor parallelism takes
-# less of most runs (ours)
-IN_LAYERS: Mapping[str, str] = RECORDS["exchanges in layers"]
-LARGE_EXCHANGE = 0.25
-LARGE_ENDS = 0.05  # of a step: a shorter start and end of the pipeline are no cause
+OF_HARDWARE = ("repair", "hardware")  # kinds that need other hardware
+REPAIR_WEIGHT = 1.1  # factor on the time that a repair saves when remedies are sorted
+IN_LAYERS: Mapping[str, str] = RECORDS["exchanges in layers"]  # {part of ops: description}
+LARGE_EXCHANGE = 0.25  # share of a step from which such an exchange is a cause; few runs reach it
+LARGE_ENDS = 0.05  # share of a step from which start and end of the pipeline are a cause
 GAPS = "the order of ops leaves gaps between first backwards and last forwards"
-MAX_ASSUMPTIONS = 1  # of a remedy
-# remedies that undo a cause, by kind of cause and of remedy
+MAX_ASSUMPTIONS = 1  # largest number of assumptions of a remedy
+# {kind of cause: {kind of remedy that removes it: description}}
 TREATMENTS: Mapping[str, Mapping[str, str]] = RECORDS["treatments"]
-PARTS = {"link": "messages"}  # part of the step of a cause, if it has another name
+PARTS = {"link": "messages"}  # {kind of cause: its part of the step, if the name differs}
 ENDS = "start", "end"
 CAUSE_PARTS = {"link": ("messages", "blocking"), "schedule": ENDS, "microbatches": ENDS}
-MIN_SHORTENED = 0.1  # of a cause, from which a remedy shortens it
-MIN_DIFFERENCE = 0.05  # of the larger time, from which two effects are unequal
+MIN_SHORTENED = 0.1  # share of a cause that a remedy must save to count as shortening the cause
+MIN_DIFFERENCE = 0.05  # share of the larger time from which two effects differ
 
 
 @short_repr
@@ -99,15 +97,15 @@ class Remedy(NamedTuple):
       saves: time that the step saves [s].
       step_time: new step time [s].
       assumes: assumptions of the change, at most one.
-      shelf: "launcher" if options of a launcher run it, "code" if it needs a table file or code,
-        "hardware" if it needs other hardware or a repair.
-      launchers: launchers whose options run it.
+      shelf: "launcher" if options of a launcher run the change, "code" if it needs a table file or
+        code, "hardware" if it needs other hardware or a repair.
+      launchers: launchers whose options run the change.
       bound: lower bound on the step time of any schedule of the same stages and workers [s].
-      memory: need of the fullest worker over that of the unchanged run.
-      fits: whether it stays within the limit; without a limit, within the present peak.
+      memory: memory of the fullest worker, relative to the unchanged run.
+      fits: whether the changed run keeps the memory limit; without a limit, the present peak.
       scenario: the changed run.
-      layers: layers of each stage, if known.
-      search: the search that found its table, if one did.
+      layers: layers of each stage, if they are known.
+      search: the search that found the table; None without a search.
     """
 
     kind: str
@@ -126,22 +124,22 @@ class Remedy(NamedTuple):
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """Return launchers' options; with measured times, only options of the pipeline."""
+        """Return the options of launchers; for measured times only pipeline options."""
         return run_launches(self.scenario, self.layers)
 
 
 @short_repr
 class Effect(NamedTuple):
-    """Time of a cause, or time saved by a change, and the part of the step that explains a gap."""
+    """Time of a cause, or time that a change saves, and why it differs from the cause's part."""
 
     what: str  # "part", "cause", or the remedy in a few words
     seconds: float  # time [s]
-    # part of the step that changes too, or that of the cause if some of it stays; empty if the time
-    # is that of the part
+    # part of the step that explains the difference: another part that changes, or the cause's part
+    # if some of it remains; empty without a difference
     part: str = ""
-    # time by which it grows, or that stays of the cause [s]; below 0 if it shrinks
+    # time by which the other part grows, or that remains of the cause's part [s]
     grows: float = 0.0
-    # time that the remedy saves if the part that grows is removed too [s]; None if it cannot be
+    # time that the change saves if the growing part is removed, too [s]; None if it cannot be
     without: float | None = None
 
 
@@ -153,17 +151,18 @@ class Explanation:
     Attributes:
       run: evaluation of the unchanged run.
       parts: parts of the step time, which sum to it.
-      faults: causes of lost time, by the time that the step saves without each; a joint cause and
-        the memory of now come last.
-      bottleneck: the first fault, less joint ones and the memory of now; else the pipeline's ends.
-      effects: its part of the step, the time saved without it and the time that its remedy saves;
-        empty if these are equal.
-      remedies: remedies, by shelf; in each by the time they save, a combined one last.
-      skipped: remedies that rest on more assumptions than one.
-      memory: needs and limits of the workers.
+      faults: causes of lost time, the largest saving first. Joint causes come last, and so does
+        memory if no limit was given.
+      bottleneck: the first fault that is neither joint nor memory without a limit; if there is
+        none, the start and end of the pipeline.
+      effects: the bottleneck's part of the step, the time saved without the bottleneck, and the
+        time that its remedy saves; empty if these times are equal.
+      remedies: remedies by shelf; within a shelf, the largest saving first, combined ones last.
+      skipped: remedies with more than one assumption.
+      memory: memory needs and limits of the workers.
       tolerated: factor on message times that makes the step 1 % longer; infinite if no op waits for
         messages, None if messages take no time.
-      launcher: the only one whose options count; None for all.
+      launcher: the only launcher whose options count; None for all launchers.
     """
 
     run: Evaluation
@@ -198,27 +197,27 @@ def explain(
 ) -> Explanation:
     """Find the causes of a long step, and remedies that make it shorter.
 
-    The run is repeated without each cause and with each remedy: effects are exact for these costs.
+    The run is repeated without each cause and with each remedy. So effects are exact for its costs.
 
     Args:
-      run: a scenario of a synchronous schedule; or its table, with the next three arguments.
+      run: a scenario of a synchronous schedule; or a table, with the next three arguments.
       costs: measured costs [s], unbatched; or a workload, on a system.
       system: machine of a workload.
       link: link model, or `Links`.
       memory_limit: memory of a worker, in activations of the table or bytes of a workload; default:
-        that of the system. Without any, remedies that need more memory than now are marked.
+        memory of the system. Without both, remedies that need more memory than now are marked.
       stage_layers: (stages) layers of each stage; if set, remedies move whole layers.
       schedules: names of schedules to try; default: the registry.
       launcher: launcher whose options make the first shelf, as "Megatron-LM"; default: any.
-      search: whether to run the solvers too, which take some seconds: schedules under the limit,
-        layers over stages.
-      on_progress: called with the kinds of remedies done, all kinds, and a text.
+      search: whether to run the solvers, too, which take some seconds: schedules under the limit,
+        and layers of stages.
+      on_progress: called with the number of finished kinds of remedies, of all kinds, and a text.
 
     Returns:
       Parts, causes and remedies.
 
     Raises:
-      ValueError: if the table is asynchronous or does not run at these costs, a workload has no
+      ValueError: if the table is asynchronous or does not run at the costs, a workload has no
         system, stage_layers do not match the stages, or the limit is not above 0.
 
     Example:
@@ -270,7 +269,7 @@ def explain(
 
 
 def _effects(base: Candidate, fault: Fault, remedies: Sequence[Remedy]) -> tuple[Effect, ...]:
-    """List the effects of a cause and of its first remedy; empty if these are equal."""
+    """List the effects of a cause and of its first remedy; empty if their times are equal."""
     treatments = TREATMENTS.get(fault.kind, {})
     remedy = next((remedy for remedy in remedies if remedy.kind in treatments), None)
     if remedy is None:
@@ -288,15 +287,15 @@ def _effects(base: Candidate, fault: Fault, remedies: Sequence[Remedy]) -> tuple
 
 
 def _effect(what: str, base: Candidate, changed: Candidate, fault_part: str) -> Effect:
-    """Return the time that a change saves, and why it is not all the time of the fault's part."""
-    # If the part takes 10 s and the change saves 6 s, another part grows by 4 s, or 4 s stay. The
-    # effect names what accounts for most of this difference.
+    """Return the time that a change saves, and why it differs from the fault's part."""
+    # If the part takes 10 s and the change saves 6 s, another part grows by 4 s, or 4 s of the part
+    # remain. The effect names the part that explains most of this difference.
     saved, parts = base.step_time - changed.step_time, changed.parts
     difference = base.parts[fault_part] - saved
     if abs(difference) <= MIN_DIFFERENCE * max(abs(saved), base.parts[fault_part]):
         return Effect(what, saved)
     growths = {part: parts[part] - seconds for part, seconds in base.parts.items()}
-    growths[fault_part] = parts[fault_part]  # time that stays of the fault
+    growths[fault_part] = parts[fault_part]  # time that remains of the fault
     sign = math.copysign(1.0, difference)
     part = max(growths, key=lambda part: sign * growths[part])
     can_be_removed = part in WHY and part != fault_part and growths[part] > 0
@@ -315,14 +314,14 @@ def shortens(remedy: Remedy, explanation: Explanation) -> bool:
         return fault.seconds - seconds > MIN_SHORTENED * fault.seconds
     names = CAUSE_PARTS.get(fault.kind, (fault.kind,))
     if remedy.kind in TREATMENTS.get(fault.kind, ()) or names[0] not in base.parts:
-        return True  # memory is no part
+        return True  # a treatment, or a fault that is no part of the step, such as memory
     parts = Candidate(remedy.scenario).parts
     saved = sum(base.parts[name] - parts.get(name, 0.0) for name in names)
     return saved > MIN_SHORTENED * fault.seconds
 
 
 def named_scenario(scenario: Scenario) -> Scenario:
-    """Return a table's scenario, with the name of the schedule that builds the table, if any."""
+    """Replace a scenario's table by the name and options of a schedule that builds it, if any."""
     if isinstance(scenario.schedule, str) and scenario.schedule in REGISTRY:
         return scenario
     table = scenario.replace(edits=()).table()
@@ -333,7 +332,7 @@ def named_scenario(scenario: Scenario) -> Scenario:
         try:
             if is_same_table(match.replace(edits=()).table(), table):
                 return match
-        except ValueError:  # it does not exist for these numbers
+        except ValueError:  # no such schedule exists for these numbers
             continue
     return scenario
 
@@ -348,9 +347,10 @@ def is_same_table(table: ScheduleTable, other: ScheduleTable) -> bool:
 def _memories(
     memory_limit: float | Sequence[float] | None, base: Candidate, launcher: str | None
 ) -> Iterator[Memory]:
-    """Check a memory limit and yield it; without one, yield the system's limits, as `plan`."""
-    # A run within the memory of the machine runs: its changes then need no more than itself, or
-    # the limit of `plan`. Less sure limits follow if the run does not fit and nothing surely does.
+    """Yield the memory limit; without one, yield limits of the system to try in turn."""
+    # If the run fits in the machine's memory, the limit is that of `plan`, or the need of the run
+    # if this is larger. If the run does not fit, a less sure limit follows, which is used if
+    # nothing fits under the first.
     workload, system = base.scenario.model_workload, base.scenario.system
     if memory_limit is not None or workload is None or system is None:
         limit = None if memory_limit is None else np.asarray(memory_limit, float)
@@ -363,19 +363,19 @@ def _memories(
     source = find_launcher(launcher).source if launcher else ""
     factors = memory_factors(source, operand_bits(workload.precision))
     available, need = float(system.memory_available), float(Memory(base).begin_needs.max())
-    room = (1 - HEADROOM) * available
-    sure = sure_memory(room, available, factors)
-    for bytes_limit in [max(sure, need)] if need <= available else dict.fromkeys((sure, room)):
+    planned = (1 - HEADROOM) * available
+    sure = sure_memory(planned, available, factors)
+    for bytes_limit in [max(sure, need)] if need <= available else dict.fromkeys((sure, planned)):
         yield Memory(base, bytes_limit, available, factors)
 
 
-TOLERANCE = 0.01  # share of the step that slower messages may cost
+TOLERANCE = 0.01  # share of the step that slower messages may cost in `tolerated`
 MAX_FACTOR = 1e6  # tolerated factors above this count as infinite
 
 
 def _tolerated_factor(base: Candidate) -> float | None:
-    """Return the factor on message times, or inf, that lengthens the step by the tolerance."""
-    # None if messages take no time: no factor changes them.
+    """Return the factor on message times that lengthens the step by `TOLERANCE`."""
+    # It is infinite if no factor does, and None if messages take no time.
     program, vector = lower_and_price(base.table, base.table_costs, base.scenario.links)
     first_link = program.layout.first_link
     if not vector[first_link:].any():
@@ -396,7 +396,7 @@ def _tolerated_factor(base: Candidate) -> float | None:
 
 
 def _parts_with_places(base: Candidate) -> list[Part]:
-    """Return the parts of a step, with the worker or link of each."""
+    """Return the parts of a step; imbalance and messages name their worker or link."""
     places: dict[str, str] = {}
     for fault in reversed(base.faults):
         if fault.kind == "imbalance" and fault.worker is not None:
@@ -417,20 +417,21 @@ class _Shelves:
 
     def __init__(self, memory: Memory, launcher: str | None, kinds: Mapping[str, Changes]) -> None:
         self.memory, self.launcher, self.kinds = memory, launcher, kinds
-        self.skipped: list[Candidate] = []  # those that rest on several assumptions
+        self.skipped: list[Candidate] = []  # candidates with several assumptions
         self._candidates: dict[tuple[str, Candidate], list[Candidate]] = {}
 
     def candidates(self, kind: str, old: Candidate) -> list[Candidate]:
-        """List the changes of a kind to a candidate; each list is computed once."""
+        """List the changes of this kind that can be made to a candidate, from a cache."""
         if (kind, old) not in self._candidates:
             self._candidates[kind, old] = list(self.kinds[kind](old))
         return self._candidates[kind, old]
 
     def select(self, kind: str) -> list[Remedy]:
-        """Keep remedies that shorten the step or make it fit; of some kinds one per launcher."""
+        """Return the remedies of a kind that shorten the step or make it fit in memory."""
+        # Kinds in `BEST_ONLY` have one remedy per launcher.
         base, memory, remedies = self.memory.begin, self.memory, []
         min_gain = changes.MIN_GAIN * base.step_time
-        if not memory.fits(base):  # any remedy that fits will do, also a slower one
+        if not memory.fits(base):  # remedies that fit may be slower
             min_gain = -math.inf
         order = self.best_builtin_schedule() if kind == "schedule" else None
         if order is not None and not memory.fits(order):
@@ -451,13 +452,13 @@ class _Shelves:
         return remedies
 
     def remedies(self, report: OnProgress) -> list[Remedy]:
-        """Return all remedies, by shelf; in each by the time they save, a combined one last."""
+        """Return all remedies by shelf; the largest saving first, combined ones last."""
         remedies: list[Remedy] = []
         for done, kind in enumerate(self.kinds):
             report(done, len(self.kinds) + 1, kind)
             remedies += self.select(kind)
         report(len(self.kinds), len(self.kinds) + 1, "combined")
-        # options of a launcher alone, then any changes
+        # combinations of options alone, then of any changes
         for has_options in (True, False):
             combined = self.combine(has_options)
             shelves = ("launcher",) if has_options else ("launcher", "code")
@@ -477,13 +478,13 @@ class _Shelves:
         return tuple(name for name in names if self.launcher in (None, name))
 
     def _is_cured(self, candidate: Candidate) -> bool:
-        """Return whether less recomputation makes a launcher run a candidate."""
+        """Return whether a launcher lacks a feature of a candidate only if it recomputes."""
         names = complete_launchers(_without_recomputation(candidate))
         names -= complete_launchers(candidate)
         return bool(names if self.launcher is None else names & {self.launcher})
 
     def remedy(self, kind: str, candidate: Candidate, launchers: Sequence[str]) -> Remedy:
-        """Make a remedy from a candidate, by comparison with the unchanged run."""
+        """Convert a candidate to a remedy, by comparison with the unchanged run."""
         return Remedy(
             kind,
             candidate.what,
@@ -501,15 +502,15 @@ class _Shelves:
         )
 
     def allowed(self, kind: str) -> list[Candidate]:
-        """List the changes of the run that rest on few assumptions and that the launcher has."""
+        """List changes of the run with few assumptions that options of the launcher can apply."""
         base = self.memory.begin
         few = (c for c in self.candidates(kind, base) if len(c.assumes) <= MAX_ASSUMPTIONS)
         return [c for c in few if self.launcher is None or self.launchers(kind, base, c)]
 
     def best_builtin_schedule(self) -> Candidate | None:
-        """Return the schedule that saves half of the time of gaps, with the least memory."""
-        # None if no schedule with the run's number of stages does. A table of the user may leave
-        # gaps to save memory: without a limit, a schedule may need more.
+        """Return the schedule of least memory that saves at least half of the gaps, or None."""
+        # It has the run's number of stages. A table of the user may leave gaps to save memory. So
+        # without a limit, the schedule may need more memory.
         memory, base = self.memory, self.memory.begin
         step, gaps = base.step_time, base.parts["gaps"]
         may_need_more = memory.limit is None and not isinstance(base.scenario.schedule, str)
@@ -522,9 +523,9 @@ class _Shelves:
         )
 
     def faults(self, remedies: Sequence[Remedy]) -> tuple[list[Fault], Fault]:
-        """Return all faults, the costliest first, and the first that has a single cause."""
+        """Return all faults, the costliest first, and the bottleneck (see `Explanation`)."""
         memory, base = self.memory, self.memory.begin
-        # settings that the launcher lacks are no fault
+        # a setting is no fault if the launcher lacks a better one
         lacks, settings = _lacks(base, self.launcher), self.candidates("settings", base)
         settings = [c for c in settings if _lacks(c, self.launcher).issubset(lacks)]
         faults = [*base.faults, *_faults_of_layers(base), *_faults_of_settings(memory, settings)]
@@ -534,9 +535,9 @@ class _Shelves:
         schedules = self.allowed("schedule")
         faults = self._add_pipeline_ends(faults, schedules)
         faults += self._faults_of_memory(schedules, remedies)
-        # Two causes in one come last; so does memory without a limit, which the run itself sets.
+        # Joint faults come last. So does memory without a limit, as the run itself sets the limit.
         last_kinds = {JOINT} if memory.limit is not None else {JOINT, "memory"}
-        fits = memory.fits(base)  # if not, memory comes first
+        fits = memory.fits(base)  # if the run does not fit, memory comes first
         faults.sort(key=lambda f: (f.kind in last_kinds, fits or f.kind != "memory", -f.seconds))
         bottleneck = next((fault for fault in faults if fault.kind not in last_kinds), None)
         return faults, bottleneck or _schedule_fault(base)
@@ -556,8 +557,8 @@ class _Shelves:
             )
             yield Fault("memory", 0.0, why, worker)
             return
-        # A run by options of a launcher is held against other options. If these gain nothing and
-        # the limit is known, or if the run itself needs code, any change counts.
+        # A run by options of a launcher is compared with other options first. If these gain nothing
+        # and the limit is known, or if the run itself needs code, any change counts.
         is_by_options = self.launcher is not None or is_run_by_options(base)
         groups: list[Any] = [("option", ("launcher",))] if is_by_options else []
         if memory.limit is not None or not is_by_options:
@@ -573,7 +574,7 @@ class _Shelves:
             gain = min([base.step_time, *fitting]) - best.step_time
             names = " or ".join(self.launchers("schedule", base, best))
             shelf = f"an option of {names}" if names else SHELVES["code"]
-            need = math.ceil(100 * memory.needs(best).max()) / 100  # which the option admits
+            need = math.ceil(100 * memory.needs(best).max()) / 100  # a limit that admits `best`
             limit_text = "" if memory.limit is not None else f" (--memory-limit {need:g} allows it)"
             more = f" more than the best {noun} that fits" if fitting else ""
             why = (
@@ -584,7 +585,7 @@ class _Shelves:
             return
 
     def _add_pipeline_ends(self, faults: list[Fault], schedules: list[Candidate]) -> list[Fault]:
-        """Add long pipeline start and end to the fault "microbatches", or as a fault if none."""
+        """Add a long start and end of the pipeline to the fault "microbatches", or as a fault."""
         memory, base, step = self.memory, self.memory.begin, self.memory.begin.step_time
         fitting = [c for c in (*schedules, *self.allowed("microbatches")) if memory.fits(c)]
         best = min(fitting, key=_step_time, default=base)
@@ -600,15 +601,15 @@ class _Shelves:
         return [*others, end_fault._replace(seconds=max(end_fault.seconds, saved))]
 
     def combine(self, has_options: bool) -> Remedy | None:
-        """Combine changes of several kinds; return the best combination, if two kinds help."""
-        # If memory rules out good changes, a second order starts with smaller microbatches.
+        """Combine changes of several kinds; return the best combination, if at least two help."""
+        # If memory rules out good changes, another order of kinds starts with smaller microbatches.
         memory = self.memory
         orders: list[tuple[str, ...]] = [COMBINED]
         max_time = (1 - changes.MIN_GAIN) * memory.begin.step_time
         runs = [c for kind in COMBINED[:2] for c in self.candidates(kind, memory.begin)]
         if any(c.step_time < max_time and not memory.fits(c) for c in runs):
             orders.append(SMALLER_FIRST)
-        # compiled kernels rule out schedules that may save more than either alone
+        # the best schedule may rule out compiled kernels, so another order starts with settings
         settings = self.candidates("settings", memory.begin) if has_options else ()
         if any(candidate.what == changes.COMPILED for candidate in settings):
             orders.append(("settings", *(kind for kind in COMBINED if kind != "settings")))
@@ -622,9 +623,9 @@ class _Shelves:
     def _apply_in_turn(
         self, kinds: Sequence[str], has_options: bool, may_lack: bool
     ) -> Remedy | None:
-        """Apply the best change of each kind in this order; None if fewer than two help."""
-        # With options, each change must be one of a launcher that also brings the changes before.
-        # `may_lack` admits schedules that the launcher runs only with less recomputation.
+        """Apply the best change of each kind in this order; return None if fewer than two help."""
+        # With `has_options`, options of one launcher must apply all changes. `may_lack` admits
+        # schedules that a launcher runs only with less recomputation.
         base = best = self.memory.begin
         names: set[str] | None = None  # launchers with options for all changes
         titles: list[str] = []
@@ -634,7 +635,7 @@ class _Shelves:
             max_time = best.step_time - changes.MIN_GAIN * base.step_time
             options = self.candidates(kind, best)
             better = [c for c in options if c.step_time < max_time and self.memory.fits(c)]
-            # code replaces no setting that the launchers of this run refuse
+            # if options run the combination so far, a setting must not need code
             is_by_options = names and kind == "settings" and names & complete_launchers(best)
             for candidate in sorted(better, key=_step_time):
                 common_names = {*self.launchers(kind, best, candidate, may_lack=True)}
@@ -646,7 +647,7 @@ class _Shelves:
                 is_possible = is_complete or not (has_options or is_by_options)
                 if len(candidate.assumes) <= MAX_ASSUMPTIONS and is_possible:
                     best, names = candidate, common_names
-                    if "recomputation" in candidate.what:  # of two, the later one holds
+                    if "recomputation" in candidate.what:  # replaces an earlier recomputation
                         titles = [*filter(None, (_RECOMPUTATION.sub("", t) for t in titles))]
                     titles.append(candidate.what)
                     if kind == "settings":
@@ -660,7 +661,7 @@ class _Shelves:
 
 
 def _without_recomputation(candidate: Candidate) -> Candidate:
-    """Return a candidate that recomputes nothing; at measured times the same."""
+    """Return the candidate without recomputation; without a workload, the same candidate."""
     workload, scenario = candidate.scenario.source.workload, candidate.scenario
     if workload is None or workload.recompute == "none":
         return candidate
@@ -681,12 +682,12 @@ def _faults_of_settings(memory: Memory, settings: Sequence[Candidate]) -> Iterat
 
 
 def _lacks(candidate: Candidate, launcher: str | None) -> set[str]:
-    """Return the features of a candidate that a launcher lacks; without one, none."""
+    """Return the features of a candidate that a launcher lacks; empty if `launcher` is None."""
     return {text for row in candidate.launches if row.launcher == launcher for text in row.lacks}
 
 
 def _faults_of_layers(base: Candidate) -> list[Fault]:
-    """List large exchanges inside layers, and a slow host; none for tables without a workload."""
+    """List large exchanges inside layers, and a slow host, as faults of runs of a workload."""
     workload, system, faults = base.scenario.workload, base.scenario.system, []
     if workload is None or system is None:
         return []

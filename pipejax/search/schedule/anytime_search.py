@@ -40,23 +40,23 @@ from pipejax.search.schedule.plan import (
 from pipejax.search.schedule.problem import Problem
 from pipejax.search.schedule.store import SolvedProblems
 
-MAX_PARTS_OPS = 1500  # ops up to which parts of a plan are searched
-MAX_PARTS_OPS_OFFLOAD = 3000  # the same with offloads
-HUGE = 20_000  # ops from which the solver's model takes too much memory
-MANY_STARTS = 10_000  # ops times units from which a finer grid is searched faster
-FINE = 30  # least number of units in the longest forward and backward on that grid
+MAX_PARTS_OPS = 1500  # largest number of ops for which neighbourhoods of a plan are searched
+MAX_PARTS_OPS_OFFLOAD = 3000  # this number for problems with offloads
+HUGE = 20_000  # number of ops from which the solver's model takes too much memory
+MANY_STARTS = 10_000  # number of ops times units from which the solver is faster on a finer grid
+FINE = 30  # smallest number of units in the longest forward and backward on the finer grid
 MIN_BRIEF = 3.0  # least effort (or seconds, without a limit of effort) of the brief search
-REPORT_INTERVAL = 0.5  # least time between reports of the bound alone [s]
+REPORT_INTERVAL = 0.5  # least time between reports of a new bound [s]
 # share of the remaining effort that each step may take
 _SHARES = {
     "greedy": 0.2,
     "blocks": 0.2,
     "many blocks": 0.6,  # if the complete problem is not searched
-    "brief": 0.05,  # at least MIN_BRIEF, but not more than
-    "brief at most": 0.15,
+    "brief": 0.05,  # but at least MIN_BRIEF
+    "brief at most": 0.15,  # upper limit of the brief search
     "first": 0.5,
     "neighbourhoods": 0.8,
-    "few neighbourhoods": 0.4,  # without offloads, where the complete search makes progress too
+    "few neighbourhoods": 0.4,  # without offloads, as the complete search makes progress, too
     "relaxed": 0.2,
 }
 
@@ -82,9 +82,9 @@ class AnytimeSearch:
         self.bound, self.bound_by = lower_bound(problem)
         self.plan: Plan | None = None
         self.value = 0
-        self.found_after = 0.0  # [s] of the best
+        self.found_after = 0.0  # time at which the best schedule was found [s]
         self.best: Found[Optimum] | None = None
-        self.evaluated = 0  # plans and tables that were compared with the best
+        self.evaluated = 0  # number of plans and tables that were compared with the best
         self.baselines: dict[str, float | None] = {}
         self.is_answered = False
         num_ops, has_offloads = 3 * problem.worker.size, problem.offload is not None
@@ -95,18 +95,18 @@ class AnytimeSearch:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the best plan reaches the lower bound."""
+        """Return whether the search is over: an optimal plan is known."""
         return self.is_answered or (self.plan is not None and self.value <= self.bound)
 
     def run(self) -> Found[Optimum]:
-        """Run all steps until the plan is optimal or the budget ends, then only required ones."""
+        """Run the steps until a plan is optimal or the budget ends, and all required steps."""
         try:
             for step in self._steps():
                 is_over = self.is_closed or self.budget.is_over
                 is_required = self.plan is None or step == self._baselines
                 if is_required or not is_over:
                     step()
-            assert self.best is not None  # microbatches one by one fit if any plan does
+            assert self.best is not None  # if any plan fits, one microbatch at a time fits
             result = self._solution(self.best.best.table, self.best.value, self.best.best.source)
             self.on_best(result)
             return result
@@ -114,13 +114,14 @@ class AnytimeSearch:
             self._save()
 
     def _steps(self) -> Sequence[Callable[[], None]]:
-        """Return the search's steps in order; single stages are bounded only without offloads."""
+        """Return the steps of the search in order."""
+        # the bound by single stages holds for problems without offloads only
         starts = self._use_store, self._first, self._baselines, self._blocks, self._greedy
         bound = (self._bound_by_stages,) if self.problem.offload is None else ()
         return *starts, *bound, self._brief_search, self._neighbourhoods, self._search
 
     def _use_store(self) -> None:
-        """Start from the stored solution; unless it is optimal, also from similar problems."""
+        """Start from the stored solution. If it is not optimal, also use similar problems."""
         if self.store is None:
             return
         stored = self.store.get(self.problem)
@@ -146,7 +147,7 @@ class AnytimeSearch:
             self.last_save += seconds
 
     def _first(self) -> None:
-        """Try a greedy plan; if none keeps the limits, a plan with one microbatch at a time."""
+        """Try a greedy plan. If it breaks the limits, plan one microbatch at a time."""
         plan = greedy_plan(self.problem, self.problem.limits)
         if plan is not None:
             self._offer("greedy", plan)
@@ -154,7 +155,7 @@ class AnytimeSearch:
             self._offer("one by one", one_by_one(self.problem))
 
     def _baselines(self) -> None:
-        """Evaluate published schedules as baselines and first tables, even without effort left."""
+        """Evaluate published schedules as baselines and first tables, even beyond the budget."""
         for name, table in baseline_tables(self.problem, self.start_table):
             self.budget.spend(BASELINE * 3 * self.problem.worker.size)
             self.baselines.setdefault(name, None)
@@ -164,7 +165,7 @@ class AnytimeSearch:
                 self.baselines[name] = value if old_value is None else min(old_value, value)
             self._offer(name, to_plan(self.problem, table))
             if fits and not (table.offloads or table.is_fused.any()):
-                self._accept_table(name, table)  # it may beat its plan, whose times are whole units
+                self._accept_table(name, table)  # may beat its plan, whose times are whole units
             if self.budget.is_late:
                 return
 
@@ -173,14 +174,14 @@ class AnytimeSearch:
             self._offer("greedy", plan)
 
     def _blocks(self) -> None:
-        if self._searches_parts_with_offloads and is_pipe(self.problem):  # blocks know no offloads
+        if self._searches_parts_with_offloads and is_pipe(self.problem):  # blocks never offload
             return
         share = "many blocks" if self._is_huge else "blocks"
         for plan in block_starts(self.problem, self._share(share), self.bound):
             self._offer("building block", plan)
 
     def _bound_by_stages(self) -> None:
-        """Raise the bound by searches of single stages, the stage of the highest bound first."""
+        """Raise the bound by searches of single stages, first the stage of the highest bound."""
         if not is_pipe(self.problem):
             return
         budget = self._share("relaxed")
@@ -207,7 +208,7 @@ class AnytimeSearch:
         return self.budget.part(self.budget.remaining * _SHARES[name])
 
     def _brief_search(self) -> None:
-        """Search the complete problem before its parts; do nothing if parts are not searched."""
+        """Search the complete problem before neighbourhoods, if these are searched."""
         if self._searches_parts_with_offloads:
             remaining = self.budget.remaining
             min_limit = min(MIN_BRIEF, remaining * _SHARES["brief at most"])
@@ -223,7 +224,7 @@ class AnytimeSearch:
         """Run the solver on the complete problem within a budget; accept its plans and bounds."""
         horizon = self._horizon
         longest = int((self.problem.forward + self.problem.gradient).max())
-        # the solver's time grid is finer where it has few possible starts
+        # the solver's time grid is finer if it has many possible starts
         num_starts = 3 * self.problem.worker.size * horizon
         factor = 1 if num_starts < MANY_STARTS or not longest else math.ceil(FINE / longest)
         problem = self.problem.finer(factor)  # in units of 1 / factor of the unit
@@ -242,12 +243,12 @@ class AnytimeSearch:
 
     @property
     def _horizon(self) -> int:
-        """Return a time [units] by which any better plan ends."""
+        """Return a time [units] that is not before the end of any better plan."""
         assert self.plan is not None
         return search_horizon(self.problem, self.plan)
 
     def _offer(self, source: str, plan: Plan, problem: Problem | None = None) -> None:
-        """Accept a plan if it beats the best plan; its times may be in units of another grid."""
+        """Accept a plan if it beats the best plan; `problem` may have another time grid."""
         problem = problem or self.problem
         seconds = plan_objective(problem, plan) * problem.unit
         is_no_better = self.plan is not None and seconds >= self.value * self.problem.unit * (
@@ -255,7 +256,7 @@ class AnytimeSearch:
         )
         # in the solver's model, ops without duration hold no memory, so limits are checked again
         if is_no_better or not keeps_limits(problem, plan):
-            self.evaluated += 1  # `_accept_table` counts the others
+            self.evaluated += 1  # `_accept_table` counts all other plans
             return
         self._accept_table(source, to_table(problem, plan, f"optimized {source}"))
 
@@ -264,11 +265,11 @@ class AnytimeSearch:
         self.evaluated += 1
         slots, shares = self.start_table.slots, self.start_table.stage_shares
         table = dataclasses.replace(table, slots=slots, stage_shares=shares)
-        plan = to_plan(self.problem, table)  # as early as its rows allow
+        plan = to_plan(self.problem, table)  # every op starts as early as the rows allow
         value = plan_objective(self.problem, plan)
         if self.plan is None or value < self.value:
             self.plan, self.value = plan, value
-            self._raise_bound(self.bound)  # checks that the bound is not above the new plan
+            self._raise_bound(self.bound)  # checks that the new plan is not below the bound
         makespan = self._measure(table)
         if self.best is None or makespan < self.best.value:
             self.found_after = time.monotonic() - self.start_time
@@ -278,7 +279,7 @@ class AnytimeSearch:
         """Report a table as the best so far, and store it."""
         self.best = self._solution(table, makespan, source)
         self.last_report = time.monotonic()
-        self.on_best(self.best)  # first: an interrupt may come while it is stored
+        self.on_best(self.best)  # before it is stored, when an interrupt may come
         self._save()
 
     def _raise_bound(self, bound: int) -> None:
@@ -290,7 +291,7 @@ class AnytimeSearch:
             raise AssertionError(f"{above}: please report it")
 
     def _solution(self, table: ScheduleTable, makespan: float, source: str) -> Found[Optimum]:
-        """Return a table as a result; it is optimal if it equals the bound up to rounding."""
+        """Return a table as a result; the status is "optimal" if it reaches the bound."""
         rounding = self._rounding(makespan)
         bound = min(self.bound * self.problem.unit, makespan)
         if self.problem.exact and makespan - bound <= rounding:

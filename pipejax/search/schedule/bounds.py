@@ -1,4 +1,9 @@
-"""Lower bounds on the time of all schedules, from paths, work and memory."""
+"""Lower bounds on the time of all schedules, from paths, work and memory.
+
+The head of a stage is the least time before F of a microbatch, the trip the least time from the end
+of F to the start of I, and the tail the least time after I. Memory is counted in parts, and time in
+units, both integers.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,7 +18,7 @@ PerPipe = Int[NumpyArray, "pipes stages"]
 
 
 class Paths(NamedTuple):
-    """Least times before F, between F and I, and after I of a microbatch, by stage [units]."""
+    """Head, trip and tail of each stage [units]."""
 
     head: PerPipe  # from the start of the run to the start of F
     trip: PerPipe  # from the end of F to the start of I
@@ -21,7 +26,7 @@ class Paths(NamedTuple):
 
 
 def paths(problem: Problem) -> Paths:
-    """Return the least times before, between and after a microbatch's F and I [units]."""
+    """Return the head, trip and tail of each stage [units]."""
     pipes, stages = problem.placement.shape
     hop = problem.lag + problem.transmit
     input_grad = np.minimum(problem.input_grad, problem.backward)
@@ -30,7 +35,7 @@ def paths(problem: Problem) -> Paths:
     tail[:] = np.where(is_split, problem.weight_grad, 0) + problem.step_end
     for stage in range(1, stages):
         head[:, stage] = head[:, stage - 1] + problem.forward[stage - 1] + hop[0, :, stage - 1]
-        # the path from I goes on to the previous stage, or ends with W of this one
+        # the path from I goes on to the previous stage, or ends with W of this stage
         to_previous = hop[1, :, stage - 1] + input_grad[stage - 1] + tail[:, stage - 1]
         tail[:, stage] = np.maximum(tail[:, stage], to_previous)
     for stage in range(stages - 2, -1, -1):
@@ -44,11 +49,11 @@ class LowerBound(NamedTuple):
     """Lower bound on the objective of all schedules, with the reason."""
 
     value: int  # the bound [units]
-    by: str  # reason of the bound, in the words of `CheckedBound`
+    by: str  # reason of the bound, as in `CheckedBound`
 
 
 def lower_bound(problem: Problem) -> LowerBound:
-    """Return the highest lower bound, by work or by memory, on the problem's objective."""
+    """Return the highest lower bound on the objective, by work or by memory."""
     stage_paths = paths(problem)
     counts = np.bincount(problem.microbatch_pipes, minlength=len(problem.placement))
     work = problem.forward + problem.gradient
@@ -87,12 +92,12 @@ def stage_bounds(problem: Problem) -> PerStage:
 
 
 def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[tuple[int, int]]:
-    """Return how many I and W of other microbatches must end before each microbatch's F fits."""
-    # With i input and w weight gradients done, w <= i, the stage still holds at least what its
-    # other microbatches take. F of microbatch k finds room where
+    """Return for each microbatch (I, W): how many must have ended before its F fits in memory."""
+    # Before F of microbatch k, k activations of the stage were taken. If i input gradients and w
+    # weight gradients (w <= i) have ended, F fits if
     # (k + 1) size - i (size - weight_size) - w weight_size <= limit.
-    # So at least i0(k) = ceil(((k + 1) size - limit) / size) input gradients must be there (w = i),
-    # and with exactly that many, w0(k) weight gradients.
+    # So at least i0(k) = ceil(((k + 1) size - limit) / size) input gradients must have ended
+    # (w = i). With exactly i0(k), at least w0(k) weight gradients must have ended.
     size, weight_size = int(problem.sizes[stage]), int(problem.weight_sizes[stage])
     if not size:
         return [(0, 0)] * count
@@ -107,11 +112,11 @@ def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[
 
 
 def _stage_bound(problem: Problem, stage_paths: Paths, pipe: int, stage: int, count: int) -> int:
-    """Return the longest path through the ops of a stage, with waits forced by its memory."""
-    # Microbatches of a pipe are alike, so some best schedule runs each kind of op in their order.
-    # Then F and I of the stage are two chains: each F follows the one before it, each I follows its
-    # own F by the trip to the last stage and back, and the I before it. Memory links them back: if
-    # F of microbatch k finds room only after i gradients, it waits for the i-th one.
+    """Return the longest path through the ops of a stage, with waits for memory."""
+    # Microbatches of a pipe are interchangeable. So there is a best schedule in which F and I run
+    # in microbatch order. An F follows the previous F. An I follows the previous I, and the F of
+    # its microbatch after the trip to the last stage and back. If F of microbatch k fits in memory
+    # only after i gradients, it waits for gradient i.
     forward = int(problem.forward[stage])
     input_grad = int(min(problem.input_grad[stage], problem.backward[stage]))
     weight_delay = min(input_grad, int(problem.gradient[stage]) - input_grad)
@@ -123,10 +128,10 @@ def _stage_bound(problem: Problem, stage_paths: Paths, pipe: int, stage: int, co
     forward_end, input_end = start, [0] * count
     for k, (num_inputs, num_weights) in enumerate(gradients_needed):
         if num_inputs:
-            room_time = input_end[num_inputs - 1]
+            memory_free = input_end[num_inputs - 1]
             if num_weights >= num_inputs:  # the last weight gradient runs after its own I
-                room_time += weight_delay
-            forward_end = max(forward_end, room_time)
+                memory_free += weight_delay
+            forward_end = max(forward_end, memory_free)
         forward_end += forward
         input_end[k] = max(forward_end + trip, input_end[k - 1] if k else 0) + input_grad
     if problem.objective == "span":
@@ -143,24 +148,25 @@ class _Kind(NamedTuple):
     step_end: int  # time after the gradient
     forward: int  # time of F
     input_grad: int  # time of I
-    size: int  # of one activation
-    weight_size: int  # of the share that W needs
-    weight_grad: int  # time of W; 0 if a whole backward may take its place
+    size: int  # size of an activation
+    weight_size: int  # size of the share of an activation that W needs
+    weight_grad: int  # time of W; 0 if a full backward may be shorter than I and W
     turn: int  # least time from the start of F to the end of I
-    saved_area: int  # memory area that an offload saves, of size x turn
+    saved_area: int  # memory area (size x time) that an offload saves
     link_time: int  # time of O and L
 
 
 class _Memory(NamedTuple):
-    """Memory of a worker: its limit, and the least demand on it."""
+    """Memory of a worker: the limit, and the least memory area that a run needs."""
 
-    limit: int  # parts that whole activations can fill
-    # memory area of all activations if none is offloaded, and of unused memory [parts x units]
+    limit: int  # parts of memory that whole activations can fill
+    # memory area [parts x units] of all activations without offloads, and of unused memory
     demand: int
-    kinds: Sequence[_Kind]  # its activations
+    kinds: Sequence[_Kind]  # activations of the worker
 
     def link_time(self, end: int) -> float:
-        """Return the least total time of O and L in runs that end by `end`; inf if none can."""
+        """Return the least total time of O and L in a run that ends by `end`."""
+        # It is infinite if no run can end by then.
         window = end - min(k.head for k in self.kinds) - min(k.tail for k in self.kinds)
         if window < sum(k.num_activations * (k.forward + k.input_grad) for k in self.kinds):
             return math.inf
@@ -170,8 +176,9 @@ class _Memory(NamedTuple):
         offloadable = [k for k in self.kinds if k.saved_area]
         if excess > sum(k.num_activations * k.saved_area for k in offloadable):
             return math.inf
-        # Two relaxations: whole activations, each with the largest saving and the shortest link
-        # time of any; and parts of activations, those that save most for their link time first.
+        # Two relaxations. In the first, each offload has the largest saving and the shortest link
+        # time of all activations. In the second, parts of activations may be offloaded, the largest
+        # saving per link time first.
         num_offloads = -(-excess // max(k.saved_area for k in offloadable))
         whole_bound = num_offloads * min(k.link_time for k in offloadable)
         fractional_bound = 0
@@ -184,11 +191,11 @@ class _Memory(NamedTuple):
 
 def area_bound(problem: Problem) -> int:
     """Return a lower bound on the end of a run, from memory x time and host links [units]."""
-    # In T units a worker with room for N parts has a memory area of N T. An activation takes its
-    # size from the start of F to the end of I, at least F, the way to the last stage and back, and
-    # I. If it is offloaded, it takes its size from the start of F to the end of O and from the
-    # start of L to the end of I, and the host link for O and L. The earlier the end, the more
-    # activations are offloaded, and the less time there is to carry them.
+    # A worker with N parts of memory has a memory area of N T in T units of time. An activation
+    # takes its size from the start of F to the end of I: at least F, the trip, and I. An offloaded
+    # activation takes its size from the start of F to the end of O, and from the start of L to the
+    # end of I. It also takes the host link for O and L. The earlier the run ends, the more
+    # activations must be offloaded, and the less time the link has for them.
     stage_paths = paths(problem)
     memories = {w: _memory(problem, stage_paths, w) for w in np.unique(problem.worker).tolist()}
     shared_links: Sequence[tuple[int, ...]] = ()
@@ -204,8 +211,8 @@ def area_bound(problem: Problem) -> int:
 
 
 def _least_end(group: Sequence[_Memory], exact: bool) -> int:
-    """Return the earliest end of a run that the workers sharing a host link allow [units]."""
-    # The link is idle until an F has ended, and from the last start of an I on.
+    """Return the earliest possible end of a run of workers that share a host link [units]."""
+    # The link is idle until an F has ended, and after the last start of an I.
     kinds = [kind for memory in group for kind in memory.kinds]
     idle = min(k.head + k.forward for k in kinds) + min(k.input_grad + k.tail for k in kinds)
     low, high = 0, sum(k.head + k.tail for k in kinds) + sum(m.demand + 1 for m in group)
@@ -215,31 +222,31 @@ def _least_end(group: Sequence[_Memory], exact: bool) -> int:
             high = end
         else:
             low = end + 1
-    return low if exact else low - 1  # runs end at whole units, if their durations are whole
+    return low if exact else low - 1  # if durations are rounded, a run may end within a unit
 
 
 def _memory(problem: Problem, stage_paths: Paths, worker: int) -> _Memory:
-    """Return a worker's memory that whole activations can fill, and their least memory x time."""
-    # Ops of a worker run one at a time. So memory fills by at most one activation per F, and is
-    # emptied by one per I before the last one ends. The two do not overlap: all F and I are in the
-    # window, and the limit is never above all activations. While a W runs, its memory is not free
-    # for whole activations; a W after the window costs nothing. Both losses add up, since the first
-    # counts only time without a W.
+    """Return the memory of a worker, with the area that activations and unused memory take."""
+    # The window lasts from the first F to the last I. Ops of a worker run one at a time. So while
+    # memory fills, each F adds at most one activation, and while it empties, each I frees one.
+    # Filling and emptying do not overlap, and some memory is unused in both. While a W runs, its
+    # memory is not free for whole activations; a W after the window costs nothing. Both losses add
+    # up, because the first loss counts only time without a W.
     kinds = list(_kinds(problem, stage_paths, worker))
-    largest, room = max(k.size for k in kinds), int(problem.limits[worker])
+    largest, memory_limit = max(k.size for k in kinds), int(problem.limits[worker])
     is_uniform = min(k.size for k in kinds) == largest
 
     def usable_parts(parts: int) -> int:
         """Return the memory that whole activations can fill, out of `parts`."""
         return parts - parts % largest if is_uniform else parts
 
-    limit = usable_parts(room)
-    num_full = limit // largest  # activations that fit
-    # while the memory fills: limit - largest, limit - 2 largest, .. limit - num_full largest
+    limit = usable_parts(memory_limit)
+    num_full = limit // largest  # number of activations that fit
+    # unused while memory fills: limit - largest, limit - 2 largest, .. limit - num_full largest
     unused_parts = num_full * limit - largest * num_full * (num_full + 1) // 2
     unused_area = unused_parts * (min(k.forward for k in kinds) + min(k.input_grad for k in kinds))
     # parts that a running W blocks
-    blocked_parts = [max(0, limit - usable_parts(room - k.weight_size)) for k in kinds]
+    blocked_parts = [max(0, limit - usable_parts(memory_limit - k.weight_size)) for k in kinds]
     blocked_area = sum(
         kind.num_activations * kind.weight_grad * parts
         for kind, parts in zip(kinds, blocked_parts, strict=True)

@@ -1,13 +1,13 @@
 """Constraint model: starts of all ops, their order on workers and links, and offloads.
 
-Microbatches of a pipe are interchangeable, so without offloads each kind of op keeps their order on
-every stage; W only among split backwards. With offloads, only the first forwards are in order.
+Microbatches of a pipe are interchangeable. So without offloads, F and I run in microbatch order on
+every stage, and so does W of split backwards. With offloads, only F of the first stage does.
 
-Memory is a cumulative resource of each worker: an activation occupies it from the start of F to the
-end of I, or from F to O and from L on if offloaded; a share for W stays until the end of W.
+Memory is a cumulative resource of each worker. An activation occupies it from the start of F to the
+end of I; if it is offloaded, from F to O, and from L to I. A share for W stays until the end of W.
 
-CP-SAT runs in its own thread, and reports plans and bounds as it finds them. A bound for a single
-stage, with its messages and memory, is valid, too.
+CP-SAT runs in its own thread, and reports plans and bounds on the way. A lower bound for one stage
+alone, with its messages and memory, is valid for the complete problem, too.
 """
 
 import dataclasses
@@ -34,22 +34,22 @@ Key = tuple[int, int]  # stage, microbatch
 class ScheduleModel:
     """Constraint model of one problem, with its variables."""
 
-    # Some constraints follow from the others, and help the search: earliest times of ops, a
-    # worker's first start and all its work, gradients that free a forward's memory, and the path of
-    # an input gradient to the first stage.
+    # Some constraints follow from other constraints, but help the search: earliest times of ops, a
+    # worker's first start plus all its work, gradients that free memory for a forward, and the path
+    # of an input gradient to the first stage.
 
     def __init__(self, problem: Problem, horizon: int) -> None:
         self.problem, self.horizon = problem, int(horizon)
         self.model = cp_model.CpModel()
         self.has_microbatch_order = problem.offload is None
-        # variables by (stage, microbatch); the start of a whole backward B is that of its I
+        # variables by (stage, microbatch); a full backward B starts at the start of I
         self.start: dict[str, dict[Key, Variable]] = {letter: {} for letter in "FIWOL"}
-        self.is_unsplit: dict[Key, cp_model.BoolVarT] = {}  # whether the backward is not split
+        self.is_unsplit: dict[Key, cp_model.BoolVarT] = {}  # whether the backward is a full B
         self.is_offloaded: dict[Key, cp_model.BoolVarT] = {}  # whether the activation is offloaded
         self._input_end: dict[Key, Variable] = {}  # end of I, or of B
         self._gradient_end: dict[Key, Variable] = {}  # end of W, or of B
         self._on_worker: list[list[Interval]] = [[] for _ in range(problem.num_workers)]
-        self._on_host: dict[tuple[int, ...], list[Interval]] = {}  # by workers that share the link
+        self._on_host: dict[tuple[int, ...], list[Interval]] = {}  # by workers that share a link
         self._on_link: dict[tuple[int, int], list[Interval]] = {}  # by (sender, receiver)
         self._held: list[list[tuple[Interval, int]]] = [[] for _ in range(problem.num_workers)]
         self.objective = self._time("objective")
@@ -66,7 +66,7 @@ class ScheduleModel:
 
     @property
     def num_ops(self) -> int:
-        """Number of F, I and W ops."""
+        """Return the number of F, I and W ops."""
         return 3 * self.problem.worker.size
 
     def _ops(self) -> Iterator[Key]:
@@ -85,7 +85,7 @@ class ScheduleModel:
         """Add the ops F, I and W of a microbatch, with the choice of B instead of I and W."""
         problem, model, key = self.problem, self.model, (stage, microbatch)
         pipe, worker = self._pipe(microbatch), self._worker(stage, microbatch)
-        # durations [units]; `whole` is that of B
+        # durations [units] of F, I, W and B
         forward, split, weight, whole = (int(getattr(problem, name)[stage]) for name in OP_TIMES)
         forward_start = int(self._paths.head[pipe, stage])
         input_start = forward_start + forward + int(self._paths.trip[pipe, stage])
@@ -96,9 +96,9 @@ class ScheduleModel:
         row = self._on_worker[worker]
         row.append(model.new_fixed_size_interval_var(starts["F"], forward, ""))
         self._input_end[key], self._gradient_end[key] = self._time(""), self._time("")
-        # A whole backward that saves no time is never better, because two halves can stand back to
-        # back. If it may save time, a choice of B gives I the length of B, and W length 0 at its
-        # end: ops that wait for either then need no case of their own.
+        # If B is no shorter than I and W, it is never better, because I and W can run without a
+        # gap. Otherwise the solver may choose B: then I has the length of B, and W has length 0 at
+        # the end of B. So ops that wait for I or W need no case of their own.
         if whole >= split + weight:
             row.append(model.new_fixed_size_interval_var(starts["I"], split, ""))
             row.append(model.new_fixed_size_interval_var(starts["W"], weight, ""))
@@ -119,7 +119,7 @@ class ScheduleModel:
         model.add(starts["W"] >= self._input_end[key])
 
     def _add_memory(self, stage: int, microbatch: int) -> None:
-        """Add intervals of the memory that an activation takes on its worker."""
+        """Add the intervals in which an activation takes memory on its worker."""
         problem, model, key = self.problem, self.model, (stage, microbatch)
         size, weight_size = int(problem.sizes[stage]), int(problem.weight_sizes[stage])
         held = self._held[self._worker(stage, microbatch)]
@@ -133,8 +133,9 @@ class ScheduleModel:
                 held.append((model.new_interval_var(since, self._time(""), end, ""), parts))
 
     def _add_offload(self, key: Key, offload: int, load: int) -> Variable:
-        """Let the solver choose O and L of an activation; return the start of its stay until I."""
-        # The worker holds an activation from F on, or if `is_out` from F to O's end and from L on.
+        """Let the solver choose O and L of an activation; return when it is held until I."""
+        # The worker holds an activation from F on. If `is_out`, it holds the activation from F to
+        # the end of O, and from L on.
         model, stage, worker = self.model, key[0], self._worker(*key)
         forward = self.start["F"][key]
         forward_end = forward + int(self.problem.forward[stage])
@@ -150,7 +151,7 @@ class ScheduleModel:
         model.add(self.start["I"][key] >= load_start + load).only_enforce_if(is_out)
         model.add(since == load_start).only_enforce_if(is_out)
         model.add(since == forward).only_enforce_if(~is_out)
-        # unused starts have one value, so that the solver does not try others
+        # unused starts are fixed, so that the solver does not try other values
         model.add(offload_start == forward).only_enforce_if(~is_out)
         model.add(load_start == forward).only_enforce_if(~is_out)
         until_out = model.new_optional_interval_var(
@@ -160,7 +161,7 @@ class ScheduleModel:
         return since
 
     def _add_waits(self, stage: int, microbatch: int) -> None:
-        """Make the next ops on a microbatch's path wait for its F and I on this stage."""
+        """Make the next ops of a microbatch wait for F and I on this stage."""
         key, start = (stage, microbatch), self.start
         forward_end = start["F"][key] + int(self.problem.forward[stage])
         if stage < self.problem.num_stages - 1:
@@ -172,8 +173,8 @@ class ScheduleModel:
             self._send(1, previous, self._input_end[key], start["I"][previous])
 
     def _send(self, direction: int, key: Key, ready: cp_model.LinearExprT, use: Variable) -> None:
-        """Add a message to the next stage, as a delay or as an interval on its link."""
-        # `direction` 0 leads from stage key[0] to the next, 1 back; the op at `use` waits for it.
+        """Add a message between two stages, as a delay or as an interval on a link."""
+        # `direction` 0 leads from stage key[0] to the next stage, 1 back. The op at `use` waits.
         boundary, pipe = key[0], self._pipe(key[1])
         index = direction, pipe, boundary
         lag, transmit = int(self.problem.lag[index]), int(self.problem.transmit[index])
@@ -196,7 +197,7 @@ class ScheduleModel:
             self.model.add_cumulative([i for i, _ in held], [parts for _, parts in held], limit)
 
     def _add_order(self) -> None:
-        """Require F and I of each stage, or only F of the first stage, in microbatch order."""
+        """Require microbatch order of F and I on each stage; with offloads, only of first F."""
         problem = self.problem
         for pipe, stage in np.ndindex(problem.placement.shape):
             microbatches = np.flatnonzero(problem.microbatch_pipes == pipe).tolist()
@@ -207,8 +208,8 @@ class ScheduleModel:
                     self.model.add(self.start[letter][stage, second] >= first_end)
             if self.has_microbatch_order:
                 self._add_order_of_weight_grads(stage, microbatches)
-                # The cumulative resource implies the next order, but propagates it only once starts
-                # are fixed; as an order of ops it moves bounds at once.
+                # The cumulative resource implies the next constraints, but propagates them only
+                # when starts are fixed. As an order of ops, they move bounds at once.
                 worker = int(problem.placement[pipe, stage])
                 order = memory_order(problem, stage, worker, len(microbatches))
                 for microbatch, (num_inputs, _) in zip(microbatches, order, strict=True):
@@ -217,8 +218,8 @@ class ScheduleModel:
                         self.model.add(self.start["F"][stage, microbatch] >= gradient_end)
 
     def _add_order_of_weight_grads(self, stage: int, microbatches: list[int]) -> None:
-        """Require W of split backwards in microbatch order, each after all earlier gradients."""
-        # `last_end` is not before the end of any W so far, whole backwards included.
+        """Require W of split backwards to run in microbatch order, after all earlier gradients."""
+        # `last_end` is not before the end of any earlier W or B.
         last_end: cp_model.LinearExprT = 0
         for microbatch in microbatches:
             key = stage, microbatch
@@ -237,7 +238,7 @@ class ScheduleModel:
         """Bound the objective from below by the work, the last ops and the tails of all workers."""
         problem, model, total = self.problem, self.model, self.objective
         work = problem.forward + problem.gradient
-        # microbatches that may be the first on a worker: in order, the first of each pipe
+        # microbatches that may be the first on a worker; in microbatch order, the first of a pipe
         first_microbatches = [*range(problem.num_microbatches)]
         if self.has_microbatch_order:
             first_microbatches = np.unique(problem.microbatch_pipes, return_index=True)[1].tolist()
@@ -303,7 +304,7 @@ class ScheduleModel:
             model.add_hint(is_whole, bool(plan.whole[key]))
 
     def end(self, letter: str, key: Key) -> cp_model.LinearExprT:
-        """Return the end of an op; letter I also stands for an unsplit backward."""
+        """Return the end of an op; the end of B counts as that of I."""
         ends = {"I": self._input_end, "W": self._gradient_end}
         if letter in ends:
             return ends[letter][key]
@@ -323,7 +324,7 @@ class ScheduleModel:
         return Plan.from_starts(starts, whole)
 
 
-# a better plan, or None where only the bound is new, and units that no plan can go below
+# (better plan, or None if only the bound is new; lower bound [units])
 PlanAndBound = tuple[Plan | None, int]
 
 
@@ -343,14 +344,14 @@ class _Listener(cp_model.CpSolverSolutionCallback):
 
 
 def round_up(bound: float) -> int:
-    """Round a bound up to whole units, since plans have whole lengths."""
+    """Round a bound up to an integer, because plans have integer lengths."""
     return math.ceil(bound - 1e-6)
 
 
 def search(
     model: ScheduleModel, budget: Budget, num_threads: int
 ) -> Generator[PlanAndBound, None, None]:
-    """Solve a model and yield new plans and bounds; stop if the iterator is closed."""
+    """Solve a model, and yield new plans and bounds; stop if the iterator is closed."""
     solver = budget.new_solver(num_threads)
 
     def progress(work_done: float) -> None:
@@ -369,17 +370,17 @@ def search(
 
 
 def single_stage(problem: Problem, pipe: int, stage: int) -> Problem:
-    """Reduce a problem to one stage; delays stand for all stages before and after this stage."""
-    # The new problem has three stages: an empty one, this stage, and an empty one.
+    """Reduce a problem to one stage; delays replace the stages before and after this stage."""
+    # The new problem has three stages: an empty stage, this stage, and an empty stage.
     count = int((problem.microbatch_pipes == pipe).sum())
     head, trip, tail = (int(times[pipe, stage]) for times in paths(problem))
-    if problem.objective == "span":  # of the worker of this stage alone
+    if problem.objective == "span":  # the span of this stage's worker alone
         head = tail = 0
     stage_fields: dict[str, Any] = {}
     for name in (*OP_TIMES, *HOST_TIMES, *STEP_END_TIMES, "sizes", "weight_sizes"):
         values = getattr(problem, name)
         stage_fields[name] = None if values is None else np.array([0, int(values[stage]), 0])
-    lag = np.array([[[head, trip]], [[tail, 0]]])  # trip covers the way to the last stage and back
+    lag = np.array([[[head, trip]], [[tail, 0]]])  # trip: to the last stage and back
     return dataclasses.replace(
         problem,
         placement=np.arange(3)[None],

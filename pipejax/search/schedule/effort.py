@@ -1,8 +1,8 @@
 """Effort: a deterministic measure of the work of a search.
 
-The work that a search does in a second depends on the load of the machine. Effort is the sum of the
-deterministic time of the solver, the size of its models, and plans made by list scheduling. It is
-about the seconds of one idle core (docs/optimize.md).
+The work that a search does in a second depends on the load of the machine. Effort does not: it is a
+weighted sum of the solver's deterministic time, the ops in its models, and the ops of plans by list
+scheduling. It is about the time [s] on one idle core (docs/optimize.md).
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Budget:
 
     meter: Meter  # effort of all parts together
     end: float  # effort on the meter at which this part is over
-    deadline: float  # time at which it is over in any case, by `time.monotonic` [s]
+    deadline: float  # time at which this part is over in any case, by `time.monotonic` [s]
 
     @classmethod
     def start(cls, effort: float | None = None, seconds: float | None = None) -> "Budget":
@@ -74,9 +74,9 @@ class Budget:
 
     def new_solver(self, num_threads: int, limit: float = math.inf) -> cp_model.CpSolver:
         """Return a solver within the budget and a limit of deterministic time."""
-        # Probing and the search for symmetries cost more than they bring here: the order of
-        # microbatches is fixed already (docs/optimize.md). So do linear relaxations, and
-        # deterministic time hardly counts them.
+        # Probing, symmetries and linear relaxations cost more than they save: the model fixes the
+        # order of microbatches already (docs/optimize.md). Deterministic time hardly counts linear
+        # relaxations.
         solver = cp_model.CpSolver()
         if self.deadline < math.inf:
             solver.parameters.max_time_in_seconds = max(self.deadline - time.monotonic(), 0.01)
@@ -87,7 +87,7 @@ class Budget:
         solver.parameters.linearization_level = 0
         solver.parameters.cp_model_probing_level = 0
         solver.parameters.symmetry_level = 0
-        solver.parameters.catch_sigint_signal = False  # the caller's to handle
+        solver.parameters.catch_sigint_signal = False  # the caller handles interrupts
         return solver
 
     def solve(
@@ -99,7 +99,7 @@ class Budget:
         num_parallel: int = 1,
         listener: cp_model.CpSolverSolutionCallback | None = None,
     ) -> cp_model.CpSolverStatus:
-        """Solve a model of `num_ops` ops, and count its effort; `num_parallel` solvers run."""
+        """Solve a model of `num_ops` ops, and count the effort; `num_parallel` solvers share it."""
         self.spend(LOAD * num_ops / num_parallel)
         status = solver.solve(model, listener)
         self.meter.under_way = 0.0

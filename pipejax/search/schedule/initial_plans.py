@@ -1,7 +1,8 @@
 """Initial plans: published schedules, greedy schedules, and repeated building blocks.
 
-A few random numbers define a block and how closely its order is followed. A run is stopped if it
-cannot become the best, and a few microbatches run before all of them: so most draws cost little.
+A building block holds the ops of one microbatch, and is repeated at an interval. A few random
+numbers (a draw) define a block, and how closely a plan follows its order. A plan is given up if it
+cannot become the best. A few microbatches are planned before all. So most draws cost little.
 """
 
 import dataclasses
@@ -33,19 +34,19 @@ from pipejax.search.schedule.effort import GREEDY_SECONDS_PER_OP, Budget
 from pipejax.search.schedule.plan import NEVER, Plan, keeps_limits, plan_objective, to_table
 from pipejax.search.schedule.problem import NAMES, Problem
 
-RUN_AHEAD = (1, 2, NO_LIMIT)  # forwards that run ahead, as `greedy_plan` counts them
-# the most promising first: a short time limit may leave out the last ones
+RUN_AHEAD = (1, 2, NO_LIMIT)  # choices of `extra` in `greedy_plan`
+# the most promising first, because a short time limit leaves out the last ones
 PIPE_SCHEDULES = "ada-offload pipe-offload zero-bubble zb-1p zb-h1 zb-2p zb-h2 1f1b"
-OFFLOAD_SHARES = (1.0, 0.5)  # of the activations that PipeOffload moves
+OFFLOAD_SHARES = (1.0, 0.5)  # shares of the activations that PipeOffload moves
 
 
 def is_pipe(problem: Problem) -> bool:
-    """Return whether worker k has only stage k, of a single pipe."""
+    """Return whether there is one pipe, with stage k alone on worker k."""
     return np.array_equal(problem.placement, np.arange(problem.num_workers)[None])
 
 
 def ada_offload_plan(problem: Problem) -> Plan:
-    """Return AdaOffload's plan of a pipe for the times and limits of each stage."""
+    """Return AdaOffload's plan for the times and limits of each stage."""
     there, back = (problem.lag + problem.transmit)[:, 0]
     names = "forward", "input_grad", "weight_grad", "sizes", "limits"
     options = {name: getattr(problem, name) for name in names} | {"there": there, "back": back}
@@ -75,10 +76,10 @@ def greedy_plan(
     is_patient: bool = False,
     shorter_than: float = FOREVER,
 ) -> Plan | None:
-    """Plan greedily without offloads; None if memory blocks a worker or the plan gets too long."""
-    # A stage may run `depth` forwards ahead of its gradients: as many as keep it busy while a
-    # microbatch is on its trip to the last stage and back, and `extra` ones. If `is_patient`, a
-    # weight gradient does not start if a forward or input gradient arrives before it would end.
+    """Plan greedily without offloads. Return None if memory blocks a worker or the plan is long."""
+    # A stage may run `depth` forwards ahead of its gradients. These keep it busy while a microbatch
+    # is on its trip to the last stage and back; `extra` ones are added. If `is_patient`, a weight
+    # gradient does not start if a forward or input gradient arrives before its end.
     trip = paths(problem).trip + problem.forward + problem.input_grad
     work = np.maximum(problem.forward + problem.gradient, 1)  # a stage may take no time
     undelayed = (Phase.F, Phase.I) if is_patient else ()
@@ -90,8 +91,8 @@ def greedy_plan(
 
 
 def one_by_one(problem: Problem) -> Plan:
-    """Plan one op at a time, microbatch by microbatch; this fits memory if any plan does."""
-    # Activations go to the host where their worker has no room for all its stages of a microbatch.
+    """Plan one op at a time, microbatch by microbatch; it fits in memory if any plan does."""
+    # If all stages of a worker do not fit for one microbatch, its activations go to the host.
     starts = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FIWOL"}
     durations = {phase.name: times for phase, times in problem.times.items()}
     hop, stages = problem.lag + problem.transmit, range(problem.num_stages)
@@ -111,7 +112,7 @@ def one_by_one(problem: Problem) -> Plan:
 
 
 def list_work(problem: Problem, limits: Int[NumpyArray, " workers"]) -> Work:
-    """Return the input of the list scheduler."""
+    """Convert a problem to the input of the list scheduler."""
     return Work(
         placement=problem.placement.tolist(),
         microbatch_pipes=problem.microbatch_pipes.tolist(),
@@ -139,8 +140,8 @@ def greedy_starts(problem: Problem, budget: Budget, best: float) -> Iterator[Pla
 
 
 def baseline_tables(problem: Problem, start: ScheduleTable) -> Iterator[tuple[str, ScheduleTable]]:
-    """Yield the start table and, for a plain pipe, published schedules, each with its name."""
-    # Builders take the mean time of all stages. AdaOffload is planned with the times of each, too.
+    """Yield (name, table) of the start table and, for a plain pipe, of published schedules."""
+    # Builders use mean times over stages. AdaOffload is also planned for the times of each stage.
     yield start.name, start
     if not is_pipe(problem):
         return
@@ -159,7 +160,7 @@ def baseline_tables(problem: Problem, start: ScheduleTable) -> Iterator[tuple[st
         builder = schedules.REGISTRY[name]
         arguments = {option: options[option] for option in builder.options if option in options}
         if builder.planned:
-            ((_, arguments),) = plans(builder, arguments, times)  # one plan for one set of times
+            ((_, arguments),) = plans(builder, arguments, times)  # a batch of one
         variants: list[dict[str, float]] = [{}]
         if name == "pipe-offload":
             variants = [{"offload_share": share} for share in offload_shares]
@@ -168,26 +169,26 @@ def baseline_tables(problem: Problem, start: ScheduleTable) -> Iterator[tuple[st
 
 
 def _times(problem: Problem) -> Mapping[str, NumpyArray]:
-    """Return op times for planned schedules by field of `Costs`, with a batch axis of 1 [units]."""
+    """Return {field of `Costs`: times [units], with a batch axis of length 1}."""
     times = {PHASE_FIELDS[phase.name]: problem.times[phase] for phase in (*SPLIT, Phase.B)}
     times |= {"latency": problem.lag, "transmit": problem.transmit}
     times |= {NAMES[phase]: getattr(problem, NAMES[phase]) for phase in HOST}
     return {name: np.asarray(time)[None] for name, time in times.items() if time is not None}
 
 
-MAX_WAITS = (1, 2, 4, 8)  # choices of the longest wait [half ops]
+MAX_WAITS = (1, 2, 4, 8)  # choices of the longest wait, in halves of a mean op time
 STRETCHES = (1.0, 1.0, 1.0, 1.0, 1.05, 1.1, 1.2, 1.4, 1.7)  # choices of `stretch`
 DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0, FOREVER)  # choices of `delay`
 USUALLY = (True, True, True, False)  # choices of `is_delayed_at_end` and `runs_ahead`
-STALE = 200  # draws without a gain after which the search ends, plus 3 times those until the gain
-FEW = 3  # microbatches per worker of short runs, which select draws for complete runs
+STALE = 200  # the search ends after STALE + 3 * (number of the last improving draw) draws
+FEW = 3  # microbatches per worker in short plans, which select draws for complete plans
 
 
 class BlockDraw(NamedTuple):
-    """Parameters of a plan that is drawn at random."""
+    """Random parameters of a plan."""
 
-    waits: tuple[int, ...]  # of forwards, of gradients, and between legs [half ops]
-    stretch: float  # interval over the least one that memory and work allow
+    waits: tuple[int, ...]  # waits of forwards, of gradients and between legs [half ops]
+    stretch: float  # interval, relative to the least interval that memory and work allow
     delay: float  # time until a weight gradient is due [intervals]
     is_delayed_at_end: bool  # as in `Order`
     runs_ahead: bool  # as in `Order`
@@ -195,8 +196,9 @@ class BlockDraw(NamedTuple):
 
 
 def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Plan]:
-    """Yield ever better plans from building blocks until one takes at most `enough` units."""
-    # Short runs of `count` microbatches, if clearly fewer, select the draws that run in full.
+    """Yield ever better plans from building blocks until a plan takes at most `enough` units."""
+    # If there are many microbatches, short plans of `count` microbatches select the draws that are
+    # planned in full.
     best, effort_before, full_effort = FOREVER, budget.spent, 0.0
     count = FEW * problem.num_workers
     is_full = problem.num_microbatches <= count + count // 2
@@ -211,7 +213,7 @@ def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Plan
             continue
         if not is_full:
             if 2 * full_effort > budget.spent - effort_before:
-                continue  # full runs take at most half of the effort
+                continue  # complete plans take at most half of the effort
             plan = run_draw(problem, block_draw, best)
             effort = GREEDY_SECONDS_PER_OP * 3 * problem.worker.size
             budget.spend(effort)
@@ -222,10 +224,9 @@ def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Plan
 
 
 def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Plan | None:
-    """Schedule all ops in the order of a draw; None if that takes `shorter_than` or longer."""
-    # A building block has the ops of one microbatch, and is repeated at an interval. The draw says
-    # how long it waits in each leg, a series of stages on different workers, and between legs:
-    # waits of L legs of forwards, L legs of gradients, and the 2 L - 1 moments between these.
+    """Schedule all ops in the order of a draw. Return None if that takes `shorter_than` or more."""
+    # A leg is a series of stages on different workers. The draw has waits in the L legs of
+    # forwards, in the L legs of gradients, and at the 2 L - 1 changes of the leg.
     work = list_work(problem, problem.limits)
     legs = num_legs(work)
     half_op = float(np.mean([work.durations[phase] for phase in SPLIT])) / 2
@@ -242,7 +243,7 @@ def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Pl
 
 
 def num_legs(work: Work) -> int:
-    """Return the largest number of legs (stages until a worker repeats) of a pipe."""
+    """Return the largest number of legs of a pipe."""
     return 1 + max(number_legs(row)[-1] for row in work.placement)
 
 
@@ -250,7 +251,7 @@ class BlockSearch:
     """Search over random building blocks."""
 
     def __init__(self, problem: Problem, num_dropped: int) -> None:
-        """Start without a plan; `num_dropped` microbatches are not in this problem."""
+        """Start without a plan; the complete problem has `num_dropped` more microbatches."""
         self.problem, self.num_dropped, self.random = problem, num_dropped, random.Random(0)
         work = list_work(problem, problem.limits)
         self.min_interval = least_interval(work)
@@ -260,7 +261,7 @@ class BlockSearch:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether too many draws have passed since the last better plan."""
+        """Return whether too many draws gave no better plan."""
         return self.num_draws > STALE + 3 * self.last_improving_draw
 
     def draw(self) -> BlockDraw:
@@ -277,15 +278,15 @@ class BlockSearch:
         )
 
     def run(self, block_draw: BlockDraw) -> Plan | None:
-        """Plan the problem by a draw; None if all microbatches would take longer than the best."""
-        # Each dropped microbatch adds a cycle of the steady state; + 1 keeps plans as fast.
+        """Plan the problem by a draw. Return None if all microbatches would exceed the best."""
+        # Each dropped microbatch adds a cycle of the steady state; + 1 keeps equally fast plans.
         self.num_draws += 1
         plan = run_draw(
             self.problem, block_draw, self.best - self.num_dropped * self.min_interval + 1
         )
         if plan is None:
             return None
-        cycle = max(self.min_interval, _cycle(plan))  # time per further microbatch
+        cycle = max(self.min_interval, _cycle(plan))  # time that a further microbatch adds
         value = plan_objective(self.problem, plan) + self.num_dropped * cycle
         if value > self.best:
             return None
@@ -295,7 +296,7 @@ class BlockSearch:
 
 
 def _cycle(plan: Plan) -> float:
-    """Return the mean time between first-stage forwards, over the plan's later half [units]."""
+    """Return the mean time between forwards of the first stage, in the later half [units]."""
     starts = np.sort(plan.forward[0])
     half = len(starts) // 2
     return float(starts[-1] - starts[half]) / max(len(starts) - 1 - half, 1)

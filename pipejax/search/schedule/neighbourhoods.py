@@ -1,10 +1,11 @@
 """Large-neighbourhood search: solve a small part of a plan again and again.
 
-A neighbourhood is a set of free ops. All others keep their order on workers and host links, but not
-their times, so later ops move up. Free offloads and loads may be dropped or added.
+A neighbourhood is a set of free ops. All other ops keep their order on workers and host links, but
+not their times. So later ops can move up. Free offloads and loads may be dropped or added.
 
-If memory is tight, the complete model is too large for the solver. A step frees the ops of one
-neighbourhood and asks for any plan with an earlier end, mostly within a fraction of a second.
+If memory is tight, the complete model is too large for the solver. A step of the search frees the
+ops of one neighbourhood, and asks the solver for any plan with an earlier end. A step mostly takes
+a fraction of a second. A bandit chooses the kind of the next neighbourhood by its gains so far.
 """
 
 import functools
@@ -35,31 +36,31 @@ from pipejax.search.schedule.plan import (
 from pipejax.search.schedule.problem import Problem
 
 Ops = Bool[NumpyArray, "stages microbatches"]
-Free = Mapping[str, Ops]  # by phase letter
+Free = Mapping[str, Ops]  # {phase letter: whether each op is free}
 Op = tuple[str, tuple[int, int]]  # phase letter; stage and microbatch
 Tell = Callable[[ScheduleTable], None]
 
 FIRST_SHARE = 0.3  # largest share of the plan in the first neighbourhoods
-FIRST_PAIRS = 100  # pairs of stage and microbatch in the first neighbourhoods
-MIN_SHARE = 0.05
-GROWTH = 1.1  # factor on the share after a step whose solver ended; else the share shrinks by it
-# limit of a step in the solver's deterministic units, the larger of
+FIRST_PAIRS = 100  # largest number of pairs (stage, microbatch) in the first neighbourhoods
+MIN_SHARE = 0.05  # smallest share of the plan in a neighbourhood
+GROWTH = 1.1  # the share grows by this factor if the solver ended, and shrinks at a timeout
+# limits of a step in the solver's deterministic time; the larger limit counts
 STEP = 0.05  # about half a second
-STEP_SHARE = 0.05  # of all steps since the last gain together
-PARTS = (12, 48, 10**6)  # units in the longest forward and backward on grids that take turns
+STEP_SHARE = 0.05  # share of the time of all steps since the last gain
+PARTS = (12, 48, 10**6)  # units in the longest forward and backward, on grids that take turns
 STUCK = 0.4  # deterministic time without a gain after which the next grid is tried
-# effort without a gain after which the search ends, the larger of
+# limits of the effort without a gain, after which the search ends; the larger limit counts
 PATIENCE = 6.0
-PATIENCE_SHARE = 1.0  # of the effort until the last gain
+PATIENCE_SHARE = 1.0  # share of the effort until the last gain
 GAINS = (0.0, 0.01, 0.04)  # choices of the share by which a step must shorten the plan
 
 
 def _free_microbatches(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Mark as free all ops of a share of the microbatches: consecutive ones, chosen at random."""
+    """Mark as free all ops of consecutive microbatches, a share of all, chosen at random."""
     count = max(2, round(share * problem.num_microbatches))
-    # microbatches at both ends are chosen as often as others: the window may extend past the ends
+    # the window may extend past both ends, so that all microbatches are chosen equally often
     first = rng.integers(1 - count // 2, problem.num_microbatches - count // 2)
     microbatch = np.arange(problem.num_microbatches)
     is_inside = (microbatch >= first) & (microbatch < first + count)
@@ -69,7 +70,7 @@ def _free_microbatches(
 def _free_workers(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Mark as free all ops of a share of the workers: consecutive ones, chosen at random."""
+    """Mark as free all ops of consecutive workers, a share of all, chosen at random."""
     count = max(1, round(share * problem.num_workers))
     first = rng.integers(0, problem.num_workers - count + 1)
     is_inside = (problem.worker >= first) & (problem.worker < first + count)
@@ -79,7 +80,7 @@ def _free_workers(
 def _free_time(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Mark as free all ops that start in a time window, and offloads of activations held then."""
+    """Mark as free all ops that start in a time window, and O and L of their activations."""
     end = int(gradient_end(problem, plan).max())
     window = share * end
     first = rng.uniform(-window / 3, end - 2 * window / 3)
@@ -97,14 +98,14 @@ KINDS: Mapping[str, Callable[[Problem, Plan, float, np.random.Generator], Free]]
 
 
 def fixed_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, Op]]:
-    """Yield pairs of ops that are not free and follow each other on a worker or a host link."""
+    """Yield pairs of consecutive ops on a worker or a host link, without free ops."""
     ends = {"I": input_grad_end(problem, plan), "W": gradient_end(problem, plan)}
     for letter in "FOL":
         ends[letter] = plan.starts[letter] + problem.times[Phase[letter]][:, None]
     worker_by_op, first_of_link = problem.worker, np.arange(problem.num_workers)
     for workers in problem.host_links:
         first_of_link[list(workers)] = min(workers)
-    # by (True, first worker of a host link) or (False, worker): start, end and op
+    # {(True, first worker of a host link) or (False, worker): [(start, end, op)]}
     rows: dict[tuple[bool, int], list[tuple[int, int, Op]]] = {}
     for letter, start in plan.starts.items():
         # ops without duration delay no other op, so they need no order
@@ -120,18 +121,18 @@ def fixed_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, 
 
 
 class Arm:
-    """An arm of a bandit: kind and size of neighbourhoods, with the gains from them so far."""
+    """A choice of the bandit: kind and share of neighbourhoods, with their gains so far."""
 
     def __init__(self, kind: str, share: float) -> None:
         self.kind, self.share, self.spent, self.gains = kind, share, 0.0, 0
 
     @property
     def weight(self) -> float:
-        """Return the number of gains per time so far; an untried arm gets a high weight."""
+        """Return the gains per time so far; an arm that was never tried has a high weight."""
         return (self.gains + 1) / (self.spent + 2 * STEP)
 
     def learn(self, spent: float, *, is_solved: bool, ended: bool) -> None:
-        """Update the arm after a step: a better plan is a gain, a timeout shrinks the share."""
+        """Update the arm after a step: count a gain if solved, and adapt the share."""
         self.spent += spent
         self.gains += is_solved
         share = self.share * GROWTH if ended else self.share / GROWTH
@@ -139,9 +140,10 @@ class Arm:
 
 
 class NeighbourhoodSearch:
-    """Neighbourhood search of one thread, on this thread's own time grid."""
+    """Neighbourhood search of one thread on one time grid."""
 
     def __init__(self, problem: Problem, plan: Plan, seed: int) -> None:
+        # the model has no objective: the first better plan ends a step
         horizon = search_horizon(problem, plan)
         self.problem, self.plan, self.objective = problem, plan, plan_objective(problem, plan)
         self._rng = np.random.default_rng(seed)
@@ -153,7 +155,7 @@ class NeighbourhoodSearch:
         self.idle = 0.0  # deterministic time since the last gain
 
     def step(self, budget: Budget, num_parallel: int = 1) -> bool:
-        """Draw an arm and free some ops; let the solver improve the plan, and return if it does."""
+        """Free the ops of a random neighbourhood and solve; return whether the plan improved."""
         # `num_parallel` searches make steps at the same time.
         weights = np.array([arm.weight for arm in self._arms])
         arm = self._arms[self._rng.choice(len(weights), p=weights / weights.sum())]
@@ -170,7 +172,7 @@ class NeighbourhoodSearch:
         return is_solved and self.take(self._base.plan(solver))
 
     def take(self, plan: Plan) -> bool:
-        """Adopt a plan if it is better than the present plan; return whether it is."""
+        """Adopt a plan if it is better than the present plan; return whether it is better."""
         objective = plan_objective(self.problem, plan)
         if objective >= self.objective:
             return False
@@ -183,7 +185,7 @@ class NeighbourhoodSearch:
             self._solver.stop_search()
 
     def _model(self, free: Free) -> cp_model.CpModel:
-        """Copy the model, keep the order of ops that are not free, and require a better plan."""
+        """Copy the model, fix the order of ops that are not free, and require a better plan."""
         base, model = self._base, self._base.model.clone()
         order = fixed_order(self.problem, self.plan, free)
         for (letter, key), (next_letter, next_key) in order:
@@ -210,7 +212,7 @@ class Best:
         self.objective = plan_objective(problem, to_plan(problem, table))
 
     def offer(self, table: ScheduleTable) -> bool:
-        """Keep a table if it is better than the best so far; return whether it is."""
+        """Keep a table if it is better than the best so far; return whether it is better."""
         objective = plan_objective(self._problem, to_plan(self._problem, table))
         with self._lock:
             if objective >= self.objective:
@@ -221,8 +223,8 @@ class Best:
 
 
 def search_grids(problem: Problem) -> list[Problem]:
-    """Return versions of the problem on ever finer time grids, at last on its own grid."""
-    # A coarse grid lets a solver move far in little time; a fine one regains the rounding.
+    """Return the problem on ever finer time grids; the last grid is that of the problem."""
+    # On a coarse grid the solver improves fast; a fine grid then removes the rounding.
     grids = {grid.unit: grid for grid in map(problem.coarser, PARTS)}
     return [grids[unit] for unit in sorted(grids, reverse=True)]
 
@@ -231,8 +233,8 @@ def search_neighbourhoods(
     problem: Problem, start: ScheduleTable, budget: Budget, num_threads: int
 ) -> Generator[ScheduleTable, None, None]:
     """Improve a table by neighbourhood searches in threads; yield each better table."""
-    # Each thread begins on a grid of its own, and changes to the next one when it gets stuck. All
-    # continue from the best table. The search ends early without a gain for half its budget.
+    # Each thread begins on another grid, and changes to the next grid when it gets stuck. All
+    # threads continue from the best table. The search ends early if gains fail to appear.
     best, is_stopped, effort_before = Best(problem, start, budget), threading.Event(), budget.spent
     grids, running = search_grids(problem), dict[int, NeighbourhoodSearch]()
 
@@ -243,20 +245,20 @@ def search_neighbourhoods(
         return is_stopped.is_set() or budget.is_over or is_stale
 
     def visit(search: NeighbourhoodSearch, limit: float, tell: Tell) -> None:
-        """Search on one grid until it gets stuck; report gains, adopt those of other threads."""
+        """Search on one grid until it gets stuck; report gains, adopt better tables of others."""
         grid, adopted = search.problem, best.table
         while search.idle < limit and not is_over():
             if search.step(budget, num_threads) and keeps_limits(grid, search.plan):
                 table = to_table(grid, search.plan, "optimized neighbourhoods")
-                search.take(to_plan(grid, table))  # as early as its rows allow
+                search.take(to_plan(grid, table))  # ops start as early as the rows allow
                 if best.offer(table):
                     tell(table)
-            if best.table is not adopted:  # another thread improved it
+            if best.table is not adopted:  # another thread found a better table
                 adopted = best.table
                 search.take(to_plan(grid, adopted))
 
     def run(thread: int, tell: Tell) -> None:
-        """Improve the best table on each grid in turn, `thread` first, longer in each round."""
+        """Improve the best table on each grid in turn, from grid `thread` on; rounds get longer."""
         for visits in itertools.count(thread):
             if is_over():
                 return

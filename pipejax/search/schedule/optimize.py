@@ -1,4 +1,4 @@
-"""Function `optimize`, importable without OR-Tools: only its call loads the solver."""
+"""Function `optimize`. It can be imported without OR-Tools; a call loads the solver."""
 
 import dataclasses
 import os
@@ -40,30 +40,30 @@ def optimize(
     """Search for the fastest schedule under a memory limit, with a lower bound on all schedules.
 
     Args:
-      run: a scenario; or its table, with costs and link. Stages and microbatches stay on the
-        table's workers; the search starts from its order if that keeps the limit.
+      run: a scenario; or a table, with costs and link. Stages and microbatches stay on the table's
+        workers. The search starts from the table's order of ops if it keeps the limit.
       costs: unbatched costs [s].
       memory_limit: memory of a worker, or one entry per worker, in the unit of `sizes`.
       sizes: size of an activation, or one entry per stage; 1 counts activations.
       weight_share: share of an activation that stays for W after I, or one entry per stage.
       offload: whether activations may go to the host and back, at the costs of O and L.
-      link: link model "delay" or "queued", or `Links` with one of them.
+      link: link model "delay" or "queued", or `Links` with one of these models.
       objective: "makespan", or "span": the longest time between a worker's first start and last
         end.
       time_limit: time after which the search ends [s].
       effort: deterministic work after which the search ends, about seconds of one idle core. With
         one thread the answer is deterministic, unless the time ends first.
       num_threads: threads of the solver; default: one per processor, or one if effort is set.
-      store: store of solved problems, or its folder. A stored problem is answered at once; others
-        start with the plans and bounds of similar problems. None stores nothing.
+      store: store of solved problems, or its folder. A stored optimum is returned at once; other
+        problems start with the plans and bounds of similar problems. Default: no store.
       on_progress: called at every solution with the seconds so far, the limit of time or effort,
         and makespan and gap as a text; default: a bar in notebooks.
       on_best: called with every solution that is shorter or has a better bound.
 
     Returns:
-      The best schedule: `best.table`, its makespan or span, and a lower bound on all schedules. It
-      stopped with "optimal", "time", "effort", or "iterations" if nothing was left to try.
-      Baselines are the objectives of published schedules; None if they exceed the limits.
+      The best schedule `best.table`, its makespan or span, and a lower bound on all schedules.
+      `stopped` is "optimal", "time", "effort", or "iterations" if all steps of the search ended.
+      Baselines are the objectives of published schedules, None if a schedule exceeds the limits.
 
     Raises:
       InfeasibleError: if no schedule stays within the limit.
@@ -118,7 +118,7 @@ def optimize(
         budget = Budget.start(effort, time_limit)
         search = AnytimeSearch(problem, table, costs, links, budget, num_threads, store, pass_on)
         result = search.run()
-    # a search that ends before its limits has found an optimum, or one on its grid of times
+    # a search that ends before its limits found an optimum, at least on its time grid
     stopped = "iterations"
     if result.best.seconds >= ALMOST * time_limit:
         stopped = "time"
@@ -130,4 +130,4 @@ def optimize(
 
 
 NO_SOLVER = "optimize needs OR-Tools: pip install 'pipejax[optimize]'"
-ALMOST = 0.9  # of a limit: a search that took as much was ended by it
+ALMOST = 0.9  # a search that took this share of a limit was ended by the limit

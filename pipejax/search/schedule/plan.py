@@ -30,14 +30,14 @@ class Optimum:
 
     Attributes:
       table: the schedule.
-      status: "optimal" if it reaches the bound within the rounding, else "feasible".
+      status: "optimal" if the schedule reaches the bound within the rounding, else "feasible".
       bound_by: reason of the bound: "worker", "stage", "memory chain" or "memory area", which
         `verify` derives again, or "solver".
-      rounding: largest difference from the bound that whole units can cause [s].
-      source: the step of the search that made the schedule.
-      seconds: time since the start.
-      effort: work since the start, about the seconds of one idle core.
-      found_after: time from the start to the schedule.
+      rounding: largest difference from the bound that rounding to units can cause [s].
+      source: the step of the search that found the schedule.
+      seconds: time since the start of the search.
+      effort: work since the start of the search, about the seconds of one idle core.
+      found_after: time from the start of the search to this schedule.
     """
 
     table: ScheduleTable
@@ -51,7 +51,7 @@ class Optimum:
 
     @property
     def offloaded(self) -> int:
-        """Number of activations that are offloaded to the host and loaded back."""
+        """Return the number of activations that are offloaded to the host and loaded back."""
         return self.table.num_offloaded
 
 
@@ -59,16 +59,17 @@ class Optimum:
 class Plan:
     """Starts of all ops."""
 
+    # a full backward B is stored as I at its start and W at its end
     forward: PerOp  # start of F
-    input_grad: PerOp  # start of I, or of B where the backward is whole
-    weight_grad: PerOp  # start of W; where the backward is whole, its end
-    whole: Bool[NumpyArray, "stages microbatches"]  # whether the backward is whole
+    input_grad: PerOp  # start of I or B
+    weight_grad: PerOp  # start of W, or end of B
+    whole: Bool[NumpyArray, "stages microbatches"]  # whether the backward is a full B
     offload: PerOp  # start of O, or `NEVER`
     load: PerOp  # start of L, or `NEVER`
 
     @classmethod
     def from_starts(cls, starts: Mapping[str, PerOp], whole: NumpyArray | None = None) -> "Plan":
-        """Make a plan from start times by phase letter; default: split backwards, no offloads."""
+        """Make a plan from {phase letter: start times}; default: split backwards, no offloads."""
         never = np.full_like(starts["F"], NEVER)
         whole = np.zeros(never.shape, bool) if whole is None else whole
         compute_starts = starts["F"], starts["I"], starts["W"]
@@ -76,7 +77,7 @@ class Plan:
 
     @property
     def starts(self) -> Mapping[str, PerOp]:
-        """Return all ops' start times by phase letter; I also stands for whole backwards."""
+        """Return {phase letter: start times}; I also stands for a full backward B."""
         starts = self.forward, self.input_grad, self.weight_grad, self.offload, self.load
         return dict(zip("FIWOL", starts, strict=True))
 
@@ -88,13 +89,13 @@ class Plan:
 
 
 def gradient_end(problem: Problem, plan: Plan) -> PerOp:
-    """Return when the whole gradient is ready: the end of W, or of B [units]."""
+    """Return the end of each gradient: the end of W or B [units]."""
     durations = np.where(plan.whole, 0, problem.weight_grad[:, None])
     return plan.weight_grad + durations
 
 
 def input_grad_end(problem: Problem, plan: Plan) -> PerOp:
-    """Return when the input gradient is ready: the end of I, or of B [units]."""
+    """Return the end of each input gradient: the end of I or B [units]."""
     durations = np.where(plan.whole, problem.backward[:, None], problem.input_grad[:, None])
     return plan.input_grad + durations
 
@@ -120,13 +121,13 @@ def search_horizon(problem: Problem, plan: Plan) -> int:
     """Return a time after the end of any better plan [units]."""
     if problem.objective == "makespan":
         return plan_objective(problem, plan)
-    # a short span may begin late
+    # a plan with a short span may begin late
     return 2 * int(gradient_end(problem, plan).max() + problem.step_end.max())
 
 
 def _all_reduce_end(problem: Problem, ready: PerStage) -> PerStage:
-    """Return when each stage's all-reduce ends, with one at a time on a worker [units]."""
-    # `ready` is when the last gradient of each stage ends; the first to be ready goes first.
+    """Return the end of each stage's all-reduce, with one all-reduce at a time on a worker."""
+    # `ready` is the end of the last gradient of each stage [units]; the earliest one runs first.
     end, free = ready.copy(), np.zeros(problem.num_workers, np.int64)
     for stage in np.argsort(ready, kind="stable") if problem.all_reduce.any() else ():
         workers = problem.placement[:, stage]
@@ -136,7 +137,7 @@ def _all_reduce_end(problem: Problem, ready: PerStage) -> PerStage:
 
 
 def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
-    """Convert a plan to a table whose rows keep the memory limits whatever the ops take."""
+    """Convert a plan to a table whose rows keep the memory limits at any op times."""
     rows = rows_from_starts(
         timed_ops(problem, plan),
         sizes=problem.sizes.astype(float),
@@ -151,9 +152,9 @@ def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
 
 def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
     """List a plan's ops with times replaced by their ranks, so that no op has length 0."""
-    # Ops without length may share a moment. Groups of their order, so that they can run there:
-    # 0: gradients of earlier forwards, because they free memory; 1: microbatches whose ops all run
-    # at that moment, one microbatch after the other; 2: the others.
+    # Several ops without length may start at one moment. They are ordered in three groups. Group 0:
+    # gradients of earlier forwards, which free memory. Group 1: microbatches whose ops all run at
+    # this moment, one microbatch after the other. Group 2: all other ops.
     is_split, is_offloaded = ~plan.whole, plan.offload != NEVER
     is_any = np.ones_like(is_split)
     # positions on the path of a microbatch: F of stage s at s, I at 2 S - s
@@ -180,8 +181,8 @@ def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
     order = np.lexsort((position, microbatch, group))
     number = np.empty_like(order)
     number[order] = np.arange(len(order))
-    # each moment has a tick for ends of long ops, two for each op without length, and a last one
-    # for starts of long ops
+    # each moment has a tick for ends of long ops, then two ticks for each op without length, then a
+    # tick for starts of long ops
     is_long, ticks = end > start, 2 * len(order) + 2
     start = ticks * start + np.where(is_long, ticks - 1, 2 * number + 1)
     end = ticks * end + np.where(is_long, 0, 2 * number + 2)
@@ -202,7 +203,7 @@ def _run(problem: Problem, table: ScheduleTable, *, step_end: bool) -> tuple[Pro
 
 def table_objective(problem: Problem, table: ScheduleTable) -> int:
     """Return the objective (makespan or longest span) of a table when it runs [units]."""
-    # A run orders all-reduces as docs/semantics.md says, a plan by the times of their inputs.
+    # A run orders all-reduces as docs/semantics.md says; a plan orders them by their inputs' times.
     if problem.objective == "span" or not problem.step_end.any():
         return plan_objective(problem, to_plan(problem, table))
     _, run = _run(problem, table, step_end=True)
@@ -217,7 +218,7 @@ def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
         phase_ops = table.ops.take(table.ops.phase == Phase[letter])
         node = program.node_of_cell.ravel()[phase_ops.cell]
         phase_starts[phase_ops.stage, phase_ops.microbatch] = np.round(run.start[node])
-    # a plan stores a whole backward B as I at its start and W at its end
+    # a plan stores a full backward B as I at its start and W at its end
     is_whole = starts["B"] != NEVER
     input_grad = np.where(is_whole, starts["B"], starts["I"])
     weight_grad = np.where(is_whole, starts["B"] + problem.backward[:, None], starts["W"])

@@ -1,6 +1,6 @@
-"""Scheduling problems in whole numbers: ops, their times, and memory of workers.
+"""Scheduling problems in integers: ops, their times, and the memory of workers.
 
-A constraint solver needs whole numbers, so seconds and sizes are counted in units.
+A constraint solver needs integers. So times are counted in units, and sizes in parts.
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ HOST_TIMES = ("offload", "load")
 NAMES = dict(zip((*SPLIT, Phase.B, *HOST), (*OP_TIMES, *HOST_TIMES), strict=True))
 OBJECTIVES = ("makespan", "span")
 LINKS_OF_SEARCH = ("delay", "queued")
-FINEST = 10**6  # most units in the largest duration if all durations are whole
-COARSE = 20_000  # units in the largest duration if they are not
-MEMORY_PART = 2.0**-30  # part of memory over the largest limit if sizes have no common part
+FINEST = 10**6  # limit of the units in the largest duration if all durations are whole units
+COARSE = 20_000  # units in the largest duration if durations are rounded
+MEMORY_PART = 2.0**-30  # a part of memory, over the largest limit, if sizes have no common part
 _EQUAL = 1e-9  # relative difference that rounding of floats can cause
 
 # phases of cells that a table may have: messages follow from the links, the rest is reordered
@@ -50,7 +50,7 @@ class InfeasibleError(ArgumentError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """A scheduling problem. Times are in whole units, rounded down; sizes in whole parts."""
+    """A scheduling problem. Times are integers of units, rounded down; sizes of parts."""
 
     placement: Int[NumpyArray, "pipes stages"]  # worker of each stage
     microbatch_pipes: Int[NumpyArray, " microbatches"]  # pipe of each microbatch
@@ -58,36 +58,36 @@ class Problem:
     input_grad: PerStage  # I
     weight_grad: PerStage  # W
     backward: PerStage  # B, where a backward is not split
-    lag: PerBoundary  # delay of a message behind what occupies the link
-    transmit: PerBoundary  # time that a message occupies its link; 0 if it occupies none
+    lag: PerBoundary  # delay of a message after its time on the link
+    transmit: PerBoundary  # time of a message on its link; 0 if messages occupy no link
     step_end: PerStage  # all-reduce and update after the last gradient
     update: PerStage  # update alone
     offload: PerStage | None  # O; None if offloads are not allowed
     load: PerStage | None  # L
-    # workers that share a host link; the others have their own
+    # groups of workers that share a host link; other workers have a host link each
     host_links: tuple[tuple[int, ...], ...]
     sizes: PerStage  # parts of an activation
-    weight_sizes: PerStage  # those that stay after I for W
+    weight_sizes: PerStage  # parts of an activation that stay after I for W
     limits: Int[NumpyArray, " workers"]  # parts that a worker can hold
-    # "makespan", or "span": the longest time between a worker's own first start and last end (as
-    # when the synchronisation of the optimizer is dropped)
+    # "makespan", or "span": the longest time between a worker's first start and last end, as if the
+    # optimizer did not synchronize workers
     objective: str
     unit: float  # length of a unit of time [s]
     exact: bool  # whether every duration is a whole number of units
 
     @property
     def num_stages(self) -> int:
-        """Number of stages of one pipe."""
+        """Return the number of stages of one pipe."""
         return int(self.placement.shape[1])
 
     @property
     def num_workers(self) -> int:
-        """Number of workers."""
+        """Return the number of workers."""
         return len(self.limits)
 
     @property
     def num_microbatches(self) -> int:
-        """Number of microbatches over all pipes."""
+        """Return the number of microbatches over all pipes."""
         return len(self.microbatch_pipes)
 
     @property
@@ -107,46 +107,46 @@ class Problem:
 
     @property
     def gradient(self) -> PerStage:
-        """Return each stage's backward time, split or whole, whichever is shorter [units]."""
+        """Return each stage's backward time [units]: B, or I and W if these are shorter."""
         return np.minimum(self.backward, self.input_grad + self.weight_grad)
 
     @property
     def times(self) -> Mapping[Phase, PerStage]:
-        """Return the duration of an op on each stage, by phase [units]."""
+        """Return {phase: duration of an op on each stage [units]}."""
         by_phase = {phase: getattr(self, name) for phase, name in NAMES.items()}
         return {phase: 0 * self.forward if t is None else t for phase, t in by_phase.items()}
 
     def finer(self, parts: int) -> "Problem":
         """Return the problem with each unit of time divided into `parts` units."""
-        # A solver gives every value of a small domain a variable of its own: that helps it to close
-        # a small problem and keeps it from improving a large one.
+        # In a small domain, the solver has a variable for every value. That helps it to prove small
+        # problems, but slows it down on large ones.
         counts = {name: getattr(self, name) for name in (*TIMES, *HOST_TIMES)}
         finer = {name: parts * count for name, count in counts.items() if count is not None}
         return dataclasses.replace(self, unit=self.unit / parts, **finer)
 
     def coarser(self, parts: int) -> "Problem":
-        """Return the problem with times rounded up to larger units; its plans are valid here."""
-        # The longest forward and backward has about `parts` units there, unless it has fewer here.
+        """Return the problem with times rounded up to larger units; its plans stay valid."""
+        # The longest forward and backward then has about `parts` units, or as few as it has now.
         factor = max(1, int((self.forward + self.gradient).max()) // parts)
         counts = {name: getattr(self, name) for name in (*TIMES, *HOST_TIMES)}
         coarser = {name: -(-count // factor) for name, count in counts.items() if count is not None}
         return dataclasses.replace(self, unit=self.unit * factor, **coarser)
 
     def content(self) -> dict[str, Any]:
-        """Return all fields that determine the solution: the unit only scales it."""
+        """Return all fields that determine the solution, without the unit, which scales it."""
         fields = dataclasses.asdict(self)
         del fields["unit"], fields["exact"]
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in fields.items()}
 
     @property
     def shape(self) -> str:
-        """Return a short text, equal for problems with the same ops on the same workers."""
+        """Return a short hash, equal for problems with the same ops on the same workers."""
         content = self.content()
         return _hash([content[name] for name in ("placement", "microbatch_pipes", "objective")])[:8]
 
     @property
     def key(self) -> str:
-        """Return a short text, equal for problems with equal content; it starts with the shape."""
+        """Return a short hash of the content, which starts with the shape."""
         return f"{self.shape}-{_hash(self.content())[:24]}"
 
 
@@ -157,11 +157,11 @@ def _hash(content: Any) -> str:
 class Grid(NamedTuple):
     """A unit of time."""
 
-    unit: float  # its length [s]
-    exact: bool  # whether every duration is a whole multiple of it
+    unit: float  # length of the unit [s]
+    exact: bool  # whether every duration is an integer multiple of the unit
 
     def down(self, seconds: Float[NumpyArray, "..."]) -> Int[NumpyArray, "..."]:
-        """Round down to whole units, so that no bound is too high."""
+        """Convert seconds to units, rounded down, so that no lower bound is too high."""
         units = np.asarray(seconds, float) / self.unit
         nearest = np.round(units)
         is_whole = np.isclose(units, nearest, rtol=_EQUAL, atol=_EQUAL)
@@ -169,7 +169,7 @@ class Grid(NamedTuple):
 
 
 def choose_grid(durations: Float[NumpyArray, " some"]) -> Grid:
-    """Choose the largest time unit that divides all durations, or a small unit if none does."""
+    """Choose the largest time unit that divides all durations; if none does, a small unit."""
     largest = float(np.max(durations, initial=0.0))
     if largest == 0:
         return Grid(1.0, True)
@@ -185,8 +185,9 @@ def choose_grid(durations: Float[NumpyArray, " some"]) -> Grid:
 def _whole_multiples(
     values: Sequence[float], max_denominator: int
 ) -> tuple[list[int], int, int] | None:
-    """Write values as multiples of one unit, divisor / scale; None if they are too large."""
-    # 0.4 and 0.6 are 2 / 5 and 3 / 5: with scale 5 and divisor 1, they are 2 and 3 units
+    """Return (multiples, divisor, scale): values are multiples of the unit divisor / scale."""
+    # None if no unit divides all values, or a multiple is too large. 0.4 and 0.6 are 2 / 5 and
+    # 3 / 5, so the result is ([2, 3], 1, 5).
     fractions = [Fraction(value).limit_denominator(max_denominator) for value in values]
     if not all(math.isclose(f, v, rel_tol=_EQUAL) for f, v in zip(fractions, values, strict=True)):
         return None
@@ -199,10 +200,10 @@ def _whole_multiples(
 
 
 def common_parts(sizes: Sequence[float], limits: Sequence[float]) -> list[int]:
-    """Return sizes and limits as multiples of a common divisor, rounded if there is none."""
-    # Without a common part, sizes are rounded down and limits up, by less than `MEMORY_PART` of the
-    # largest limit. A schedule within the limits in bytes is within them in parts, so no bound is
-    # too high; the reverse holds up to rounding.
+    """Return sizes, then limits, as multiples of a common divisor (a part of memory)."""
+    # Without a common divisor, sizes are rounded down and limits up, by less than `MEMORY_PART` of
+    # the largest limit. A schedule within the limits in bytes is then within the limits in parts,
+    # so no bound is too high. The reverse holds up to rounding.
     values = [value / max(sizes) for value in (*sizes, *limits)]
     multiples = _whole_multiples(values, 10**4)
     if multiples is not None:
@@ -224,7 +225,7 @@ def build_problem(
     link: str | Links = "delay",
     objective: str = "makespan",
 ) -> Problem:
-    """Make a scheduling problem from a table's stages and microbatches, its costs and limits."""
+    """Make a scheduling problem from the stages and microbatches of a table, costs and limits."""
     links = Links.resolve(link)
     objective = resolve_choice(objective, OBJECTIVES, "objective")
     check_usual(table, "optimize")
@@ -251,7 +252,7 @@ def build_problem(
     lag, transmit = (
         seconds(name, 2, table.num_pipes, stages - 1) * is_sent for name in ("latency", "transmit")
     )
-    if links.model != "queued":  # a message occupies no link, and is a lag alone
+    if links.model != "queued":  # messages occupy no link, and are lags alone
         lag, transmit = lag + transmit, np.zeros_like(transmit)
     grid = choose_grid(np.concatenate([*times.values(), lag.ravel(), transmit.ravel()]))
     units: dict[str, Any] = dict.fromkeys(HOST_TIMES)
@@ -293,7 +294,7 @@ def _check_costs(table: ScheduleTable, costs: Costs, offload: bool) -> None:
 
 
 def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offload: bool) -> None:
-    """Check that one microbatch fits: without offloads, all its stages on a worker at once."""
+    """Check that one microbatch fits in the memory of every worker."""
     needs = _needs_of_one_microbatch(table, size, offload)
     for worker, (need, limit) in enumerate(zip(needs.tolist(), limits.tolist(), strict=True)):
         if need > limit * (1 + _EQUAL):
@@ -305,8 +306,8 @@ def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offl
 
 
 def _needs_of_one_microbatch(table: ScheduleTable, size: NumpyArray, offload: bool) -> NumpyArray:
-    """Return the least memory of a worker for one microbatch: (workers), in units of sizes."""
-    # Without offloads a worker holds all its stages at once: gradients follow all forwards.
+    """Return (workers) the least memory for one microbatch, in the unit of the sizes."""
+    # Without offloads a worker holds all its stages at once, because gradients follow all forwards.
     needs = np.zeros((table.num_pipes, table.num_workers), size.dtype)
     pipes = np.arange(table.num_pipes)[:, None]
     (np.maximum if offload else np.add).at(needs, (pipes, table.placement), size)
@@ -316,8 +317,8 @@ def _needs_of_one_microbatch(table: ScheduleTable, size: NumpyArray, offload: bo
 def _to_parts(
     table: ScheduleTable, size: NumpyArray, shares: NumpyArray, limits: NumpyArray, offload: bool
 ) -> tuple[PerStage, PerStage, Int[NumpyArray, " workers"]]:
-    """Return sizes and W's sizes by stage, and limits by worker, in whole parts of memory."""
-    # A limit above the sum of all activations is this sum. Schedules that just fit stay allowed.
+    """Return (stages) sizes and sizes for W, and (workers) limits, in parts of memory."""
+    # A limit above the sum of all activations becomes this sum. Schedules that just fit stay legal.
     counts = np.bincount(table.pipe_of_microbatch, minlength=table.num_pipes)
 
     def worker_totals(size: NumpyArray) -> NumpyArray:

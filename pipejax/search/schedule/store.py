@@ -1,10 +1,12 @@
 """Store of solved problems: a folder with one JSON file per problem, each written atomically.
 
-A file is a certificate. A run checks its schedule. Its bound counts only for the versions of the
-code that proved it; a checksum detects damage.
-A plan is an order of ops, so it also runs in another problem of the same shape. If problem A
-differs from problem B in its times alone, and none of them is above s times that of B, then the
-best schedule of A takes at most s times as long as that of B: a bound of A, over s, is one of B.
+A file is a certificate. A run checks the schedule in the file, and a checksum detects damage. The
+lower bound in the file counts only if the present version of the code proved it.
+
+Problems have the same shape if they have the same ops on the same workers. Then a plan of one also
+runs in the other. Let A and B differ in times alone, with no time of A above s times that of B.
+Then the best schedule of A takes at most s times as long as that of B. So a lower bound of A,
+divided by s, is a lower bound of B.
 """
 
 import dataclasses
@@ -30,8 +32,8 @@ from pipejax.schedules.table.table_files import from_json
 from pipejax.search.schedule.plan import NEVER, Plan, broken_limit, table_objective, to_plan
 from pipejax.search.schedule.problem import HOST_TIMES, NAMES, TIMES, Problem
 
-MAX_READ = 20  # problems of one shape that are read, the newest first
-PRICES = {phase.name: name for phase, name in NAMES.items()}  # fields of a problem by key
+MAX_READ = 20  # number of problems of one shape that are read, the newest first
+PRICES = {phase.name: name for phase, name in NAMES.items()}  # {key in a file: problem's field}
 PRICES |= {"A": "all_reduce", "U": "update", "latency": "lag", "transmit": "transmit"}
 
 
@@ -49,11 +51,11 @@ class Entry(NamedTuple):
     """A solved problem with unit 1, valid for equal problems in any unit of time."""
 
     problem: Problem
-    table: ScheduleTable  # its schedule, which has run within the memory limits
-    objective: int  # of the schedule [units]
-    proven_bound: int  # lower bound if this version of the code proved it, else 0 [units]
+    table: ScheduleTable  # the best schedule, checked by a run
+    objective: int  # objective of the schedule [units]
+    proven_bound: int  # lower bound [units]; 0 if another version of the code proved it
     seconds: float  # time that searches have spent on the problem
-    source: str  # step of a search that found the schedule
+    source: str  # step of the search that found the schedule
 
 
 def certify(
@@ -89,7 +91,7 @@ def certify(
 
 
 def _starts(plan: Plan) -> dict[str, int]:
-    """Return the start of each op by its name, such as 0F2; a whole backward is one op B."""
+    """Return {name of an op, such as 0F2: start}; a full backward is one op B."""
     starts = {}
     for letter, times in plan.starts.items():
         for (stage, microbatch), start in np.ndenumerate(times):
@@ -101,7 +103,7 @@ def _starts(plan: Plan) -> dict[str, int]:
 
 
 def read_entry(path: Path) -> Entry:
-    """Read a stored entry, after a run of its schedule; damaged files raise any error."""
+    """Read and check a stored entry; a damaged file may raise any error."""
     data = json.loads(path.read_bytes())
     table, costs, claim, proof = (data[key] for key in ("table", "costs", "claim", "proof"))
     if proof["checksum"] != certificate_checksum(data):
@@ -149,8 +151,8 @@ class SolvedProblems:
     def put(
         self, problem: Problem, table: ScheduleTable, bound: int, *, seconds: float, source: str
     ) -> None:
-        """Store a solution; of it and the stored one, the shorter schedule and higher bound."""
-        # A folder that cannot be written is a `StoreWarning`: the answer does not depend on it.
+        """Store the shorter schedule and the higher bound of this solution and the stored one."""
+        # If the folder cannot be written, warn (`StoreWarning`): no answer depends on the store.
         problem = dataclasses.replace(problem, unit=1.0, exact=True)
         if fault := broken_limit(problem, to_plan(problem, table)):
             raise ValueError(fault)
@@ -175,7 +177,7 @@ class SolvedProblems:
             self._warn(self.path, error.strerror or str(error))
 
     def similar(self, problem: Problem) -> tuple[list[ScheduleTable], int]:
-        """Return schedules of problems of this shape that fit here, and a lower bound [units]."""
+        """Return legal schedules from problems of the same shape, and a lower bound [units]."""
         path = self._file(problem)
         others = [other for other in path.parent.glob(f"{problem.shape}-*.json") if other != path]
         newest = sorted(others, key=lambda x: (x.stat().st_mtime, x.name), reverse=True)
@@ -192,7 +194,7 @@ class SolvedProblems:
         """Return the entry of a file if its schedule runs as the file claims, else None."""
         try:
             return read_entry(path)
-        except (FileNotFoundError, NotADirectoryError):  # `put` says the latter of the folder
+        except (FileNotFoundError, NotADirectoryError):  # `put` warns about a wrong folder
             return None
         except (OSError, ValueError) as error:
             self._warn(path, str(error))
@@ -208,8 +210,8 @@ class SolvedProblems:
 
 
 def scaled_bound(other: Problem, bound: int, problem: Problem) -> int:
-    """Return the bound of a problem that follows from that of `other`; 0 if none does."""
-    # If no time of `other` is above 3 times that of `problem`, its bound 60 gives the bound 20.
+    """Return the lower bound of `problem` that follows from that of `other`; 0 if none does."""
+    # If no time of `other` is above 3 times that of `problem`, a bound 60 gives the bound 20.
     both = other, problem
     names = [
         name

@@ -1,5 +1,5 @@
 """Tuning of settings for the shortest step.
 
-Few settings are all evaluated. Of many, the best usual ones are improved by moves of one layer.
-`tune.py` is the front door.
+If there are few settings, all are evaluated. If there are many, the best plain settings are
+improved by moves of one layer. `tune.py` has the entry point.
 """

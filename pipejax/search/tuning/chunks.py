@@ -1,8 +1,9 @@
 """Search for the cut of a prompt into chunks that yields its first output token earliest.
 
-With few chunks most workers idle at the start and the end; many chunks pay the fixed cost of a
-chunk often. Later tokens attend to more, so chunks of equal time get smaller. For each number of
-chunks, whole tokens move from chunk to chunk, from the best of many starts, as long as that helps.
+With few chunks, most workers are idle at the start and the end. With many chunks, the fixed cost of
+a chunk is paid often. Later tokens attend to more tokens, so chunks of equal time get smaller. For
+each number of chunks, the search starts from the best of several cuts. It moves tokens from chunk
+to chunk as long as that shortens the makespan.
 """
 
 import math
@@ -28,9 +29,9 @@ from pipejax.search.found import GAP, TIME_LIMIT, Found
 from pipejax.search.orders.permutations import LocalSearch
 from pipejax.search.tuning.rounding import improve, swaps
 
-MAX_CHUNKS = 64  # by default
-STARTS, NUM_IMPROVED = 16, 2  # cuts to start from, and the best of them, which are improved
-MIN_TOKENS = 1e-6  # of a chunk of equal time
+MAX_CHUNKS = 64  # default of the largest number of chunks
+STARTS, NUM_IMPROVED = 16, 2  # number of first cuts, and number of the best that are improved
+MIN_TOKENS = 1e-6  # smallest size of a chunk of equal time [tokens]
 Cuts = Int[NumpyArray, "cuts chunks"]
 
 
@@ -70,32 +71,33 @@ def chunks(
     """Search the cut of a prompt into chunks that yields its first output token earliest.
 
     A chunk of n tokens after p tokens takes a + b n + c (n p + n^2 / 2) + g p on each stage.
-    Numbers of chunks are tried in the order of their bounds, until no other can save a thousandth.
+    Numbers of chunks are tried in the order of their lower bounds, until no further number can save
+    a thousandth of the makespan.
 
     Args:
-      tokens: tokens of the prompt.
-      num_workers: P; one stage each.
-      fixed: a, time of a chunk, a number or one for each worker [s].
+      tokens: number of tokens of the prompt.
+      num_workers: P; each worker has one stage.
+      fixed: a, time of a chunk [s]: a number, or one per worker, as all times.
       per_token: b, time of a token [s].
-      per_pair: c, time of a pair of a token and an earlier one [s].
+      per_pair: c, time of a pair of a token and an earlier token [s].
       per_prefix_token: g, time of a token before the chunk, which is read or rebuilt [s].
       latency: latency of a message [s].
       transmit_per_token: transmit time of a message per token of its chunk [s].
       num_chunks: K; default: from 1 to 64.
-      multiple: divisor of all sizes except the last one.
+      multiple: divisor of all chunk sizes except the last.
       link: link model, or `Links`.
       seed: seed of the starts.
       time_limit: time after which no further number of chunks is tried [s]; None for no limit.
       on_progress: called with each number of chunks, and the best makespan so far as a text.
-      on_best: called with the result so far, after each number of chunks.
+      on_best: called with the result so far after each number of chunks.
 
     Returns:
-      The best cut; the bound holds for all requested numbers. Baselines have as many chunks of
-      "equal sizes", and of "equal times" as schedulers choose them.
+      The best cut. The lower bound holds for all requested numbers of chunks. Baselines have the
+      same number of chunks, of "equal sizes" or of "equal times".
 
     Raises:
-      ValueError: if a count is no whole number of at least 1, a time no finite number of at least
-        0, there are more chunks than multiples, or seed or time_limit is negative.
+      ValueError: if a count is no whole number of at least 1, a time is no finite number of at
+        least 0, there are more chunks than multiples, or seed or time_limit is negative.
 
     Example:
       >>> import pipejax as pj
@@ -134,7 +136,7 @@ def chunks(
 
 
 class _ChunkSearch(LocalSearch[PromptChunks]):
-    """State of a search: the best cut so far, and a lower bound per number of chunks."""
+    """State of a search: the best cut so far, and a lower bound for each number of chunks."""
 
     def __init__(
         self,
@@ -157,7 +159,7 @@ class _ChunkSearch(LocalSearch[PromptChunks]):
         self.lower_bound, _ = self._numbers[0]
 
     def step(self, iteration: int) -> None:
-        """Try the number of chunks with the next lowest bound, unless it cannot save enough."""
+        """Try the number of chunks with the next lowest bound, if it can save enough."""
         bound, count = self._numbers[iteration]
         if bound < self.value * (1 - GAP):
             self._search_cuts(count)
@@ -169,10 +171,10 @@ class _ChunkSearch(LocalSearch[PromptChunks]):
 
     def _bound(self, count: int) -> float:
         """Return a lower bound [s] on all cuts into `count` chunks, valid for any link model."""
-        # The path bound is a mean over chunks: all chunks before it on the first stage, the chunk
-        # through all stages, all later chunks on the last one. The work bound is the work of one
-        # stage, and the first and last chunk on all others.
-        a, b, c, _ = self.times  # times of a chunk, a token, a pair of tokens, by stage [s]
+        # The path of a chunk has all earlier chunks on the first stage, this chunk on all stages,
+        # and all later chunks on the last stage. The path bound is the mean path over chunks. The
+        # work bound is the work of one stage, plus fixed time and latency on all other stages.
+        a, b, c, _ = self.times  # (stages) times of a chunk, a token, a pair of tokens [s]
         stage_work = count * a + b * self.tokens + c * self.tokens**2 / 2  # without prefixes
         hops = self.num_workers - 1
         min_work = count * a.min() + b.min() * self.tokens + c.min() * self.tokens**2 / 2
@@ -183,15 +185,16 @@ class _ChunkSearch(LocalSearch[PromptChunks]):
 
     def _prefix_bound(self, count: int) -> float:
         """Return a lower bound [s] from the longest chunk on all stages, and prefix costs."""
-        # With h(L) = b L + c L^2 / 2, whose growth over a chunk is at most t, the prefixes before
-        # all chunks have (integral of L dh) / t - N tokens or more: over a chunk L exceeds its
-        # prefix by no more than its n tokens, so the integral by no more than n t.
-        a, b, c, g = (time.min() for time in self.times)  # g: of a token before the chunk
+        # Let h(L) = b L + c L^2 / 2 be the work of the first L tokens, N all tokens, and t the work
+        # of the longest chunk. Within a chunk of n tokens, L exceeds the prefix by at most n. So
+        # the integral of L dh over the chunk is at most (prefix + n) t. The sum over all chunks
+        # gives: all prefixes together have at least (integral of L dh) / t - N tokens.
+        a, b, c, g = (time.min() for time in self.times)  # g: time of a token before the chunk
         work = b * self.tokens + c * self.tokens**2 / 2
         integral = b * self.tokens**2 / 2 + c * self.tokens**3 / 3
         hops = self.num_workers - 1
-        # the t for which g (integral / t - N) + (P - 1) t is least; beyond integral / N only t
-        # counts; the longest of `count` chunks takes at least the mean and at most all work
+        # take the t at which g (integral / t - N) + (P - 1) t is smallest; beyond integral / N only
+        # t counts. The longest of `count` chunks takes at least the mean and at most all work.
         optimum = math.sqrt(g * integral / hops) if hops else math.inf
         longest = min(max(min(optimum, integral / self.tokens), work / count), work)
         prefix_tokens = max(integral / longest - self.tokens, 0.0) if longest > 0 else 0.0
@@ -199,7 +202,7 @@ class _ChunkSearch(LocalSearch[PromptChunks]):
         return float(count * a + work + g * prefix_tokens + other_stages)
 
     def _search_cuts(self, count: int) -> None:
-        """Search cuts of the prompt into `count` chunks; update `value` and `best` if faster."""
+        """Search cuts into `count` chunks; update `value` and `best` if a cut is faster."""
         table = build(
             "chunked-prefill", num_workers=self.num_workers, num_microbatches=1, slices=count
         )
@@ -264,7 +267,7 @@ class _ChunkSearch(LocalSearch[PromptChunks]):
         moves = -self.multiple * swaps(cuts.shape[1])  # rows such as -1 0 1: from chunk 0 to 2
 
         def values(points: Cuts, _: Any) -> Float[NumpyArray, " cuts"]:
-            """Return makespans [s]; infinite for cuts with a chunk of no tokens."""
+            """Return makespans [s]; infinite for cuts with an empty chunk."""
             is_legal = (points > 0).all(axis=1)
             seconds = np.full(len(points), np.inf)
             if is_legal.any():

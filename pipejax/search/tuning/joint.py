@@ -1,7 +1,8 @@
 """Joint tuning of several parts: microbatch size, layers, recomputed layers.
 
-Usual settings are evaluated, and the best of them are improved by one layer at a time. The
-exhaustive twin evaluates all settings.
+A setting is a microbatch size, with the layers and recomputed layers of each stage. Plain settings
+have even layers and equal numbers of recomputed layers. The local method evaluates plain settings,
+and improves the best of them by one layer at a time. The exhaustive method evaluates all settings.
 """
 
 import dataclasses
@@ -38,9 +39,9 @@ BATCH = 16_384  # settings that are evaluated at once
 
 
 class Settings(NamedTuple):
-    """Settings in whole numbers, one setting in each row."""
+    """Settings in integers, one setting in each row."""
 
-    size: Int[NumpyArray, " settings"]  # b [sequences]
+    size: Int[NumpyArray, " settings"]  # microbatch size b [sequences]
     layers: Points
     recomputed: Points  # recomputed layers
 
@@ -55,30 +56,30 @@ class BestSetting(NamedTuple):
     setting: Settings  # without the axis of settings
     step_time: float  # exact [s]
     memory_bytes: float  # need of the fullest worker [B]
-    evaluated: int  # evaluated settings
-    workload: Workload | None  # whose options say the setting, if options can
+    evaluated: int  # number of evaluated settings
+    workload: Workload | None  # workload with this setting; None if no options express it
     is_proven: bool = False  # whether all settings were evaluated
-    sizes: Sequence[Mapping[str, Any]] = ()  # all microbatch sizes, if they are tuned alone
+    sizes: Sequence[Mapping[str, Any]] = ()  # results of all sizes, if only the size is tuned
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JointProblem:
     """Parts to tune together, for a model and a system."""
 
-    problem: TuningProblem  # the model on the system under its schedule
-    parts: tuple[str, ...]  # names, in the order of `PARTS`
+    problem: TuningProblem  # the model on the system under a family of schedules
+    parts: tuple[str, ...]  # names of the tuned parts, in the order of `PARTS`
     microbatches: int = 0  # M; 0 if the microbatch size is tuned
-    launcher: str | None = None  # the only one that must run a setting
-    stack: str = ""  # the software, by name, if it is known
+    launcher: str | None = None  # launcher that must run a setting; None for any setting
+    stack: str = ""  # name of the software; empty if unknown
 
     def workload(self, setting: "Settings") -> Workload | None:
-        """Return the workload whose options give one setting; None if no options do."""
+        """Return the workload with this setting; None if no options express it."""
         workload, (layers, recomputed) = self.problem.workload, setting[1:]
         if not np.array_equal(layers, self.problem.assigned.layers):
             workload = with_stage_layers(workload, layers.tolist())
         if "recompute" not in self.parts:
             return workload
-        # `group`: layers that are recomputed together; `part`: what other layers recompute
+        # `group`: number of layers that are recomputed together; `part`: recomputation of others
         (_, group, part), count = workload.recomputation, int(recomputed.max())
         if not count:
             return dataclasses.replace(workload, recompute=check_recompute(part))
@@ -91,8 +92,8 @@ class JointProblem:
         return dataclasses.replace(workload, recompute=check_recompute(recompute))
 
     def refusals(self, settings: "Settings") -> NumpyArray:
-        """Return for each setting why the launcher cannot run it; an empty text if it can."""
-        # A launcher treats settings with equal features alike: check one setting for each.
+        """Return (settings) why the launcher cannot run a setting; an empty text if it can."""
+        # A launcher runs all settings with equal features or none, so one of them is checked.
         layers, recomputed = settings.layers, settings.recomputed
         max_recomputed = recomputed.max(axis=1, keepdims=True)
         features = [
@@ -120,7 +121,7 @@ class JointProblem:
 
     @property
     def sizes(self) -> list[int]:
-        """List the microbatch sizes that divide the minibatch, ascending, or the fixed size."""
+        """List the microbatch sizes: divisors of the minibatch, ascending, or the fixed size."""
         total = self.problem.workload.minibatch
         return [total // self.microbatches] if self.microbatches else list(divisors(total))
 
@@ -148,8 +149,9 @@ class JointProblem:
         return np.where(usage <= 1, times, NO_ROOM * usage)
 
     def pick(self, settings: Settings, times: PerConfiguration, evaluated: int) -> BestSetting:
-        """Return the setting of least time; raise if it does not fit, as then none does."""
-        # `times` are from the method `times`: a setting that exceeds memory has a large penalty
+        """Return the setting of least time; raise an error if no setting fits."""
+        # `times` come from the method `times`. A setting that exceeds memory has a large time, so
+        # if the setting of least time does not fit, none does.
         best = int(times.argmin())
         (step_time,), (need,) = self.exact(settings.at([best]))
         setting = settings.at(best)
@@ -179,7 +181,7 @@ def count_settings(joint: JointProblem) -> float:
     even_layers = joint.problem.assigned.layers.astype(int)
     stages, total = len(even_layers), int(even_layers.sum())
     count: float = len(joint.sizes)
-    has_options = joint.launcher is not None  # which recompute as many layers on all stages
+    has_options = joint.launcher is not None  # launchers recompute equal numbers on all stages
     if "layers" in joint.parts and "recompute" in joint.parts and not has_options:
         # a stage of n layers has n + 1 choices, so the count is the coefficient of x^total in
         # (2 x + 3 x^2 + 4 x^3 + ..)^stages = (1 / (1 - x)^2 - 1)^stages
@@ -197,12 +199,12 @@ def count_settings(joint: JointProblem) -> float:
     return count
 
 
-NUM_IMPROVED = 20  # plain settings that are improved
-MAX_JOINT_SETTINGS = 5_000_000  # of an exhaustive search
+NUM_IMPROVED = 20  # number of plain settings that are improved
+MAX_JOINT_SETTINGS = 5_000_000  # largest number of settings in an exhaustive search
 
 
 def plain_settings(joint: JointProblem) -> Settings:
-    """Return settings of all sizes with even layers, and all equal recomputed layers if tuned."""
+    """Return settings of all sizes with even layers and equal numbers of recomputed layers."""
     if "size" in joint.parts:
         joint.problem.family.check_size(joint.problem.workload.minibatch)
     # a setting with all layers recomputed fits in memory if any setting with even layers does
@@ -216,7 +218,7 @@ def plain_settings(joint: JointProblem) -> Settings:
 
 
 def plain_answers(joint: JointProblem) -> Iterator[BestSetting]:
-    """Evaluate plain settings, those of few microbatches first; yield each that is a new best."""
+    """Evaluate plain settings, few microbatches first; yield each setting that is a new best."""
     plain = plain_settings(joint)
     counts = joint.problem.workload.minibatch // plain.size
     times, best_time = np.full(len(counts), np.inf), NO_ROOM
@@ -246,8 +248,9 @@ def search_locally(joint: JointProblem) -> BestSetting:
 def improve_settings(
     joint: JointProblem, settings: Settings, evaluate: Callable[[Settings], PerConfiguration]
 ) -> tuple[Settings, PerConfiguration]:
-    """Improve all settings at once by moves of one layer until no move helps; sizes stay."""
-    # A point is the layers of all stages, then the recomputed ones; `owner` is its setting.
+    """Improve all settings at once by moves of one layer until no move helps."""
+    # Microbatch sizes do not change. A point is the layers of all stages, then the recomputed
+    # layers of all stages; `owner` is the index of its setting.
     stages = settings.layers.shape[1]
     is_recomputed = joint.problem.assigned.recomputed > 0
     tunes_recompute = "recompute" in joint.parts
@@ -258,7 +261,7 @@ def improve_settings(
         return settings.at(owner)._replace(layers=layers, recomputed=recomputed)
 
     def point_times(points: Points, owner: Int[NumpyArray, " points"]) -> PerConfiguration:
-        """Return the step times of points [s]; infinite without layers or beyond recomputable."""
+        """Return the step times of points [s]; infinite for impossible layers."""
         new_settings, times = to_settings(points, owner), np.full(len(points), np.inf)
         layers, recomputed = new_settings.layers, new_settings.recomputed
         is_legal = (layers >= 1) & (recomputed >= 0) & (recomputed <= layers)
@@ -274,7 +277,7 @@ def improve_settings(
 
 
 def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves layers_and_recomputed"]:
-    """Return the moves to a point's neighbours, as changes of layers and recomputed layers."""
+    """Return moves of the local search: changes of each stage's layers and recomputed layers."""
     layer_moves, add_one = swaps(stages), np.eye(stages, dtype=int)
     recompute_moves = np.concatenate([-add_one, add_one, layer_moves])
     moves = [np.zeros((0, 2 * stages), int)]
@@ -283,7 +286,7 @@ def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves layers_an
     if "recompute" in joint.parts:
         moves.append(np.hstack([0 * recompute_moves, recompute_moves]))
     if "layers" in joint.parts and "recompute" in joint.parts:
-        # the moved layer is recomputed on both stages, only where it was, or only where it goes
+        # the moved layer is recomputed on both stages, only on the old, or only on the new stage
         kinds = (layer_moves, np.minimum(layer_moves, 0), np.maximum(layer_moves, 0))
         moves += [np.hstack([layer_moves, recomputed]) for recomputed in kinds]
     return np.concatenate(moves)
@@ -293,7 +296,7 @@ def search_jointly(joint: JointProblem) -> BestSetting:
     """Find the best setting by evaluating all settings."""
     count = count_settings(joint)
     limit = MAX_JOINT_SETTINGS if len(joint.parts) > 1 else MAX_EXHAUSTIVE
-    if count > limit and joint.parts != ("layers",):  # `compositions` refuses too many of these
+    if count > limit and joint.parts != ("layers",):  # `compositions` checks the layers
         raise TooManyError(f"{count:.3g} settings: at most {limit} are tried")
     best, best_times, evaluated = None, np.array([np.inf]), 0
     for block in all_settings(joint):
@@ -307,7 +310,7 @@ def search_jointly(joint: JointProblem) -> BestSetting:
 
 
 def all_settings(joint: JointProblem) -> Iterator[Settings]:
-    """Yield all settings, in blocks of one microbatch size each."""
+    """Yield all settings in blocks of equal microbatch size."""
     layers, recomputed = all_assignments(joint)
     for size in joint.sizes:
         for low in range(0, len(layers), BATCH):
@@ -316,7 +319,7 @@ def all_settings(joint: JointProblem) -> Iterator[Settings]:
 
 
 def all_assignments(joint: JointProblem) -> tuple[Points, Points]:
-    """Return all layer assignments and their recomputed layers, both (assignments, stages)."""
+    """Return (assignments, stages) all layer assignments, and their recomputed layers."""
     even_layers, recomputed = (np.asarray(stages, int) for stages in joint.problem.assigned)
     layers = even_layers[None]
     if "layers" in joint.parts:
@@ -330,17 +333,17 @@ def all_assignments(joint: JointProblem) -> tuple[Points, Points]:
 
 def _all_recomputed(layers: Points) -> tuple[Points, Points]:
     """Combine each row of layers with all numbers of recomputed layers on each stage."""
-    # a row 1 2 has 2 x 3 choices, 0 to 5; choice 3 has the digits 1 1: one layer on each stage
+    # Layers 1 2 have 2 x 3 choices, 0 to 5. Choice 3 = 1 + 2 * 1 recomputes 1 layer on each stage.
     num_choices = layers + 1
     row, choice = _repeat_rows(num_choices.prod(axis=1))
     recomputed = np.empty((len(row), layers.shape[1]), int)
-    for stage in range(layers.shape[1]):  # digits of the choice, one per stage
+    for stage in range(layers.shape[1]):
         choice, recomputed[:, stage] = np.divmod(choice, num_choices[row, stage])
     return layers[row], recomputed
 
 
 def _equally_recomputed(layers: Points) -> tuple[Points, Points]:
-    """Combine each row of layers with each equal number of recomputed layers on all stages."""
+    """Combine each row of layers with each number of recomputed layers, equal on all stages."""
     row, choice = _repeat_rows(layers.max(axis=1) + 1)
     return layers[row], np.minimum(choice[:, None], layers[row])
 
@@ -348,6 +351,6 @@ def _equally_recomputed(layers: Points) -> tuple[Points, Points]:
 def _repeat_rows(
     counts: Int[NumpyArray, " rows"],
 ) -> tuple[Int[NumpyArray, " choices"], Int[NumpyArray, " choices"]]:
-    """Return each choice's row and its number there: counts 2 3 give 0 0 1 1 1 and 0 1 0 1 2."""
+    """Return (choices) rows and numbers: counts 2 3 give rows 0 0 1 1 1, numbers 0 1 0 1 2."""
     row = np.repeat(np.arange(len(counts)), counts)
     return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,12 +1,14 @@
 """Search of the lookahead and residency with which each worker gathers sharded weights.
 
-An option of a worker is a row with UNSHARD and RESHARD cells. Among options with the same residency
-and lane order, only the one that gathers earliest is tried: an earlier gather delays nothing. First
-each worker in turn takes its best option; then branch and bound goes through all combinations.
+A use of weights is an op of their stage. The lookahead is the number of uses between a gather and
+the use that needs it. The residency is the largest number of stages that are gathered at once.
 
-The bound: workers without a chosen option have their weights all the time and reduce no gradients,
-so none of their ops waits for a lane. The bound of all combinations gathers every stage once, in
-the order of first uses, and gives reductions a lane of their own.
+An option of a worker is a row with UNSHARD and RESHARD cells. Among options with the same residency
+and lane order, only the option that gathers earliest is tried, because an earlier gather delays no
+op. First each worker in turn chooses its best option. Then branch and bound searches all
+combinations. For a lower bound, workers without a chosen option hold their weights all the time and
+reduce no gradients, so their ops wait for no lane. The lower bound of all combinations gathers
+every stage once, in the order of first uses, and has an extra lane for reductions.
 """
 
 import dataclasses
@@ -40,9 +42,9 @@ from pipejax.search.found import TIME_LIMIT, Found
 from pipejax.search.orders.permutations import LocalSearch
 from pipejax.search.schedule.problem import InfeasibleError
 
-PYTORCH = 3  # stages that PyTorch's runtime gathers at once by default
+PYTORCH = 3  # number of stages that PyTorch's runtime gathers at once by default
 ROUNDING = 1e-12  # relative error of a sum of sizes
-NODES_PER_STEP = 64  # partial combinations
+NODES_PER_STEP = 64  # partial combinations of options in a step
 
 Sizes = float | Sequence[float] | Float[NumpyArray, " stages"]
 Limits = float | Sequence[float] | Float[NumpyArray, " workers"]
@@ -54,7 +56,7 @@ class Gathering(NamedTuple):
 
     Attributes:
       table: the schedule with sharding cells.
-      lookahead: (workers) number of uses between a gather and its own use.
+      lookahead: (workers) number of uses between a gather and the use that needs it.
       residency: (workers) largest number of stages gathered at once.
       peak: (workers) peak memory of gathered weights, in the unit of the sizes.
     """
@@ -75,7 +77,7 @@ class _Option(NamedTuple):
 
     @property
     def key(self) -> tuple[int, tuple[Cell, ...]]:
-        """Return residency and lane order; options with equal keys are interchangeable."""
+        """Return (residency, lane order); options with equal keys are interchangeable."""
         lane_phases = (Phase.UNSHARD, Phase.REDUCE_GRAD)
         return self.residency, tuple(cell for cell in self.row if cell[0].phase in lane_phases)
 
@@ -95,29 +97,30 @@ def lookahead(
     """Search the lookahead and residency of every worker's weight gathers for the shortest step.
 
     The result is deterministic unless the time runs out. An interrupt (Ctrl-C) ends the search with
-    the best so far. Of equally fast options, the one with less memory is taken.
+    the best so far. Of equally fast options, the search takes the option with less memory.
 
     Args:
-      table: the schedule; its sharding cells are replaced.
+      table: the schedule. Its sharding cells are replaced.
       costs: unbatched costs [s], with `unshard` and `reduce_grad`.
       link: link model, or `Links`.
-      limit: largest memory of gathered weights on a worker, or (workers), in the unit of sizes;
-        None for no limit.
-      sizes: size of the gathered weights of a stage, or (stages), in any unit.
+      limit: largest memory of gathered weights on a worker, in the unit of sizes: a number or
+        (workers); None for no limit.
+      sizes: size of the gathered weights of a stage, in any unit: a number or (stages).
       lane: lane of gathers and reductions, beside compute.
-      iterations: largest number of steps: in one, a worker chooses its best option, or the search
-        goes through 64 partial combinations.
+      iterations: largest number of steps. In a step, a worker chooses its best option, or the
+        search goes through 64 partial combinations.
       time_limit: time after which no further step starts [s]; None for no limit.
       on_progress: called after each step with its number, `iterations`, and a text.
 
     Returns:
-      The best combination; if all others are ruled out, the bound is its makespan. Baselines are
-      gathers right before their use ("no lookahead"), one use earlier ("one ahead"), both with as
-      many stages as fit, and "PyTorch", the rule of its runtime; None if that exceeds the limit.
+      The best combination. If all other combinations are ruled out, the lower bound is its
+      makespan. Baselines are "no lookahead" (gathers right before their use) and "one ahead" (one
+      use earlier), both with as many stages as fit, and "PyTorch" (the rule of its runtime, None if
+      it exceeds the limit).
 
     Raises:
-      ValueError: as `evaluate`; if a size or limit is wrong.
-      InfeasibleError: if a worker cannot hold what one of its ops needs.
+      ValueError: as `evaluate`; or if a size or limit is wrong.
+      InfeasibleError: if a worker cannot hold the weights that one of its ops needs.
 
     Example:
       >>> import pipejax as pj
@@ -160,7 +163,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         self._sizes = _with_axis("sizes", sizes, stages)
         limits = np.full(workers, np.inf) if limit is None else _with_axis("limit", limit, workers)
         self._all_options = _list_options(self.table, self._sizes, limits)
-        # of options with the same lane order and residency, the one that gathers earliest
+        # later options gather earlier, and replace options with the same lane order and residency
         self.options = [
             list({option.key: option for option in options}.values())
             for options in self._all_options
@@ -185,7 +188,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         self._branches: Iterator[None] | None = None
 
     def step(self, iteration: int) -> None:
-        """Choose the best option of one worker; when no choice changes, run branch and bound."""
+        """Choose the best option of one worker; if no choice changes, run branch and bound."""
         if self._unchanged < len(self.options):
             worker, old_best = next(self._turns), self.best
             for k in range(len(self.options[worker])):
@@ -200,8 +203,9 @@ class LookaheadSearch(LocalSearch[Gathering]):
                 return
 
     def best_so_far(self) -> tuple[Gathering, float]:
-        """Return the best table so far, with less memory if equally fast, and its makespan [s]."""
-        # Worker by worker, an option of less memory replaces the best one if the makespan stays.
+        """Return the best table so far, and its makespan [s]; of equally fast, least memory."""
+        # On each worker in turn, an option of less memory replaces the best option if the makespan
+        # stays the same.
         options = [choices[k] for choices, k in zip(self.options, self.best, strict=True)]
         value = self._evaluate(options)
         for worker, choices in enumerate(self._all_options):
@@ -218,14 +222,14 @@ class LookaheadSearch(LocalSearch[Gathering]):
         return Gathering(table, ahead, residency, peak), self._table_makespan(table)
 
     def _try(self, choices: tuple[int, ...]) -> None:
-        """Evaluate a combination (an option index per worker), and keep it if it is best."""
+        """Evaluate a combination (option index of each worker), and keep it if it is the best."""
         makespan = self._makespan(choices)
         if makespan < self.value * (1 - self.precision):
             self.best, self.value = choices, makespan
 
     def _branch(self, prefix: tuple[int, ...]) -> Iterator[None]:
         """Search all combinations that begin with these option indices, by branch and bound."""
-        # The search is depth first, and yields once per partial combination.
+        # The search is depth first, and yields after each partial combination.
         worker = len(prefix)
         if worker == len(self.options):
             self._try(prefix)
@@ -259,7 +263,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         return evaluate(table, costs, link=links).makespan
 
     def _build_table(self, options: Sequence[_Option | None]) -> ScheduleTable:
-        """Build the table from a choice of sharding cells per worker; None: no sharding cells."""
+        """Build the table from an option per worker; None stands for no sharding cells."""
         rows = [
             row if option is None else option.row
             for row, option in zip(self._rows, options, strict=True)
@@ -268,7 +272,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         return on_lane(self.table.with_rows(rows), self._lane)
 
     def _pytorch(self, limits: Float[NumpyArray, " workers"]) -> float | None:
-        """Return the makespan with PyTorch's lookahead [s]; None if that exceeds memory."""
+        """Return the makespan with PyTorch's lookahead [s]; None if it exceeds the limit."""
         table = insert_sharding(
             self.table, lookahead=PYTORCH - 1, residency=PYTORCH, counted=STAGES, lane=self._lane
         )
@@ -277,12 +281,12 @@ class LookaheadSearch(LocalSearch[Gathering]):
 
     def _relaxed_bound(self) -> float:
         """Return a lower bound [s]: stages gather once, and reductions have their own lane."""
-        # Any option gathers each stage at least once, in any order; its lane may hold more.
+        # Any option gathers each stage at least once; its lane may have more cells.
         compute = self.table.grammar.compute
         rows = []
         for row in self._rows:
             stages = dict.fromkeys(op.stage for cell in row for op in cell if op.phase in compute)
-            gathers = [(Op(Phase.UNSHARD, stage),) for stage in stages]  # by first use
+            gathers = [(Op(Phase.UNSHARD, stage),) for stage in stages]  # in order of first use
             rows.append([*gathers, *with_reductions(row, True, self._ends)])
         rows = in_host_order(self.table, rows) if self.table.offloads else rows
         grammar = dataclasses.replace(
@@ -297,7 +301,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
 def _list_options(
     table: ScheduleTable, sizes: Float[NumpyArray, " stages"], limits: Float[NumpyArray, " workers"]
 ) -> list[list[_Option]]:
-    """List the different rows that each worker can have, by residency and lookahead."""
+    """List the options of each worker within its limit, by residency, then lookahead."""
     options_by_worker = []
     for worker, row in enumerate(dense_rows(table)):
         options = list(_worker_options(row, table.grammar, sizes))
@@ -315,8 +319,7 @@ def _list_options(
 def _worker_options(
     row: Sequence[Cell], grammar: Grammar, sizes: Float[NumpyArray, " stages"]
 ) -> Iterator[_Option]:
-    """Yield a worker's different rows with sharding cells, by residency, then lookahead."""
-    # residency: stages that are gathered at a time; lookahead: uses between a gather and its use
+    """Yield the options of a worker, by residency, then lookahead."""
     compute = grammar.compute
     cell_stages = [{op.stage for op in cell if op.phase in compute} for cell in row]
     num_stages = len(set().union(*cell_stages))
@@ -324,7 +327,7 @@ def _worker_options(
         last_gathers: list[Cell] = []
         for ahead in range(len(row) + 1):
             with_gather = with_gathers(row, compute, Lookahead(ahead, residency))
-            if with_gather == last_gathers:  # no gather can stand earlier
+            if with_gather == last_gathers:  # no gather can be earlier
                 break
             last_gathers = with_gather
             complete_row = with_reductions(with_gather, True, grammar.backward_ends)

@@ -29,20 +29,20 @@ from pipejax.schedules.table.held_activations import HeldCounts, held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
-FEW_RUNS = 8  # makespans up to which the host is faster than compilation
+FEW_RUNS = 8  # number of makespans up to which the host is faster than compilation
 PerConfiguration = Float[NumpyArray, " batch"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScheduleFamily:
-    """Tables of one schedule by number of microbatches, each built once at first use."""
+    """Tables of one schedule for any number of microbatches; each is built once, at first use."""
 
     schedule: str  # name of the schedule
     num_workers: int  # P
     # further options of the schedule, as for `schedules.build`
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     link: str | Links = "delay"  # link model, or `Links`
-    # returns the costs of a table, for a schedule that is planned for the run's times
+    # function from a table to its costs, for a schedule that is planned for the run's times
     price: Callable[[ScheduleTable], Costs] | None = None
 
     @functools.cached_property
@@ -52,7 +52,7 @@ class ScheduleFamily:
 
     @functools.cached_property
     def usual_microbatches(self) -> int:
-        """Return a number of microbatches that exists: 4 P, or that of a table from a file."""
+        """Return a legal number of microbatches: 4 P, or the number of a table from a file."""
         file_sizes = schedules.find(self.schedule).sizes
         count = 4 * self.num_workers if file_sizes is None else file_sizes[1]
         if refusal := self.refusal(count):
@@ -92,7 +92,7 @@ class ScheduleFamily:
         )
 
     def refusal(self, num_microbatches: int) -> str:
-        """Return why the schedule does not exist for M microbatches; empty if it does."""
+        """Return why the schedule does not exist for M microbatches; empty if it exists."""
         try:
             self.table(num_microbatches)
         except MismatchError as error:
@@ -101,7 +101,7 @@ class ScheduleFamily:
 
 
 def price(workload: Workload, system: System, table: ScheduleTable) -> Costs:
-    """Price a table of M microbatches, where M need not divide the minibatch."""
+    """Price a table; its number of microbatches need not divide the minibatch."""
     size = workload.minibatch / table.num_microbatches
     return costs_of_microbatch(workload.model, system, workload, table, size)
 
@@ -113,8 +113,8 @@ class TuningProblem:
     family: ScheduleFamily  # the schedule
     workload: Workload  # model, parallelism and recomputation
     system: System  # the machine
-    assigned: StageLayers  # layers of each stage, and those recomputed
-    capacity: float  # memory limit, infinite for none [B]
+    assigned: StageLayers  # layers and recomputed layers of each stage
+    capacity: float  # memory limit [B]; infinite without a limit
 
     @classmethod
     def from_workload(
@@ -141,7 +141,7 @@ class TuningProblem:
     def evaluate_batch(
         self, num_microbatches: int, assigned: StageLayers
     ) -> tuple[PerConfiguration, PerConfiguration]:
-        """Return step times [s] and memory needs [B] of a batch of layers per stage."""
+        """Return step times [s] and memory needs [B] of a batch of layer assignments."""
         size, table = len(assigned.layers), self.family.table(num_microbatches)
         program, held = self.family.lowered(num_microbatches)
         microbatch_size = self.workload.minibatch / num_microbatches
@@ -169,7 +169,7 @@ class TuningProblem:
         return times, np.asarray(needs)[:size]
 
     def evaluate(self, num_microbatches: int, assigned: StageLayers) -> tuple[float, float]:
-        """Evaluate layers per stage exactly: return step time [s] and memory need [B]."""
+        """Return the exact step time [s] and memory need [B] of a layer assignment."""
         batch = StageLayers(*(np.asarray(stages, float)[None] for stages in assigned))
         (step,), (need,) = self.evaluate_batch(num_microbatches, batch)
         return float(step), float(need)

@@ -1,4 +1,4 @@
-"""Rounding of a relaxed optimum, and local search among whole numbers."""
+"""Rounding of a relaxed optimum to integers, and local search among integers."""
 
 import itertools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from pipejax.base.array_types import Float, Int, NumpyArray
 
 Points = Int[NumpyArray, "points stages"]
 Evaluate = Callable[[Points, Int[NumpyArray, " points"]], Float[NumpyArray, " points"]]
-MAX_EXHAUSTIVE = 200_000  # points of an exhaustive search
+MAX_EXHAUSTIVE = 200_000  # largest number of points in an exhaustive search
 
 
 class TooManyError(ValueError):
@@ -18,7 +18,7 @@ class TooManyError(ValueError):
 
 
 def whole_with_sum(points: Float[NumpyArray, "points stages"]) -> Points:
-    """Round to whole numbers with the same sum: down, and up at the largest remainders."""
+    """Round to integers with the same sum: up at the largest remainders, else down."""
     down = np.floor(points + 1e-9)
     missing = np.round(points.sum(axis=1) - down.sum(axis=1)).astype(int)
     # two argsorts give ranks: remainders .2 .7 .5 have ranks 2 0 1
@@ -27,7 +27,7 @@ def whole_with_sum(points: Float[NumpyArray, "points stages"]) -> Points:
 
 
 def swaps(stages: int) -> Points:
-    """Return all moves of one layer to another stage, as changes of the layers (moves, stages)."""
+    """Return (moves, stages) changes of the layers that move one layer to another stage."""
     add_one = np.eye(stages, dtype=int)
     moves = (add_one[None, :] - add_one[:, None]).reshape(-1, stages)
     return moves[moves.any(axis=1)]
@@ -39,8 +39,8 @@ def improve(
     moves: Int[NumpyArray, "moves stages"],
     evaluate: Evaluate,
 ) -> tuple[Points, Float[NumpyArray, " points"]]:
-    """Move points to best neighbours until no neighbour is better; return points and values."""
-    # `owner` is passed through to `evaluate`, with the neighbours of each point.
+    """Move points to their best neighbours until none is better; return points and values."""
+    # `evaluate` gets points and the `owner` of each point.
     points, values = points.copy(), evaluate(points, owner)
     active = np.arange(len(points)) if len(moves) else np.arange(0)
     while len(active):
@@ -58,8 +58,8 @@ def improve(
 
 
 def compositions(total: int, parts: int) -> Points:
-    """Return all ways to write a total as `parts` whole numbers >= 1, in order (ways, parts)."""
-    # 4 in 2 parts: 1 3, 2 2, 3 1
+    """Return (ways, parts) all ordered ways to write a total as `parts` integers >= 1."""
+    # the ways for 4 in 2 parts are 1 3, 2 2 and 3 1
     if total < parts:
         raise ValueError(f"{total} cannot be the sum of {parts} numbers of at least 1")
     num_sums = scipy.special.comb(total - 1, parts - 1)
@@ -67,6 +67,6 @@ def compositions(total: int, parts: int) -> Points:
         raise TooManyError(
             f"{num_sums:.3g} ways to split {total} into {parts}: at most {MAX_EXHAUSTIVE} are tried"
         )
-    # where to cut a row of `total` ones into parts
+    # positions at which a row of `total` ones is cut into parts
     cuts = np.array([*itertools.combinations(range(1, total), parts - 1)], int)
     return np.diff(cuts, prepend=0, append=total)

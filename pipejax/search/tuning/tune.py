@@ -34,7 +34,7 @@ from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem, price
 from pipejax.search.tuning.rounding import MAX_EXHAUSTIVE
 
 METHODS = ("local", "exhaustive")
-MAX_JOINT_EXHAUSTIVE = 1_000_000  # settings of several parts up to which all are evaluated
+MAX_JOINT_EXHAUSTIVE = 1_000_000  # if several parts have at most so many settings, try all
 
 
 @short_repr
@@ -48,11 +48,12 @@ class TunedSetting:
       reason: reason for this method.
       microbatch_size: b [sequences].
       microbatches: M.
-      memory_bytes: need of the fullest worker, per accelerator [B].
-      fits: whether this fits in the accelerators' memory.
-      workload: workload whose options say the setting; None if options cannot say it.
-      setting: settings other than the microbatch size: `layers` and `recomputed` of each stage.
-      details: results of the method, its seconds and evaluations; all `sizes` of a microbatch.
+      memory_bytes: memory need of the fullest worker, per accelerator [B].
+      fits: whether this need fits in the accelerators' memory.
+      workload: workload with this setting; None if no options express the setting.
+      setting: `layers` and `recomputed` layers of each stage; empty if only the size is tuned.
+      details: results, with the time and the number of evaluations. If only the size is tuned,
+        `sizes` lists the results of all microbatch sizes.
     """
 
     over: str
@@ -80,27 +81,28 @@ def tune(
 ) -> Found[TunedSetting]:
     """Tune settings of a workload for the shortest step: by default the microbatch size.
 
-    The local method improves the best usual settings by moves of one layer, as long as that helps.
-    The exhaustive method evaluates every legal candidate. Step times are exact in both cases.
+    The local method improves the best plain settings by moves of one layer, as long as that helps.
+    Plain settings have even layers and equal numbers of recomputed layers. The exhaustive method
+    evaluates every legal setting. Step times are exact in both cases.
 
     Args:
       scenario: a named schedule with the costs of a model on a system; its number of microbatches
         is not used.
       over: part to tune: "size" of a microbatch, "layers" of each stage, or "recompute", the number
-        of recomputed layers of each stage. Several are tuned together: a sequence, or names with
-        commas.
+        of recomputed layers of each stage. A sequence, or names with commas, tunes several parts
+        together.
       method: "local" or "exhaustive"; default: exhaustive up to 200,000 settings of one part or
-        1,000,000 of several, else local.
+        1,000,000 settings of several parts, else local.
       no_memory_limit: whether workers may need more memory than their accelerators have.
-      microbatch_size: size if it is not tuned [sequences]; default: the best one by itself.
+      microbatch_size: size if it is not tuned [sequences]; default: the best size with even layers.
       launcher: name of a launcher that must run the setting; default: any setting.
       on_progress: called with the number of evaluated settings, None, and the best step time so far
         as a text; default: a bar in notebooks.
       on_best: called with the best result so far after each exact evaluation.
 
     Returns:
-      The best setting, its exact step time and memory. If all candidates were evaluated, the bound
-      is the step time, else 0. Baselines are usual settings; None if they do not fit.
+      The best setting, with its exact step time and memory. If all settings were evaluated, the
+      lower bound is the step time, else 0. Baselines are plain settings; None if they do not fit.
 
     Raises:
       ValueError: if the scenario has no schedule or model, a name is unknown, the links have
@@ -199,7 +201,7 @@ def _tune(
     tell_progress: OnProgress = no_progress,
     on_best: Callable[[Found[TunedSetting]], object] | None = None,
 ) -> Found[TunedSetting]:
-    """Tune one or several parts; without a method, choose it by the number of settings."""
+    """Tune one or several parts; if `method` is None, the number of settings decides."""
     over, problem = ",".join(joint.parts), joint.problem
     reason = "as asked for"
     if method is None:
@@ -260,7 +262,7 @@ def _tune(
 
 
 def _choose_method(joint: JointProblem) -> tuple[str, str]:
-    """Choose the method by the number of settings; return it with the reason."""
+    """Return the method for this number of settings, and the reason."""
     family = joint.problem.family
     if joint.parts == ("recompute",) and family.is_planned:
         return "exhaustive", f"{family.schedule} is planned for each number of layers"
@@ -286,7 +288,7 @@ def _tune_size(joint: JointProblem, tell: Callable[[BestSetting], object]) -> Be
             "microbatches": workload.minibatch // size,
             "step_time": step_time.item(),
             "memory_bytes": need.item(),
-            # of the machine; the capacity of the problem is infinite without a limit
+            # compared with the machine, because the problem may have no memory limit
             "fits": need <= float(system.memory_available),
         }
         sizes.insert(0, result)
@@ -303,7 +305,7 @@ def _tune_size(joint: JointProblem, tell: Callable[[BestSetting], object]) -> Be
 
 
 def _recompute_planned(joint: JointProblem) -> BestSetting:
-    """Try each number of recomputed layers, equal on all stages, with a schedule planned for it."""
+    """Try each number of recomputed layers, each with a schedule that is planned for it."""
     problem = joint.problem
     counts = range(int(problem.assigned.layers.max()) + 1)
     answers = [_planned_setting(joint, count) for count in counts]
@@ -338,11 +340,11 @@ def _planned_setting(joint: JointProblem, count: int) -> BestSetting:
 
 
 def _baselines(joint: JointProblem) -> dict[str, float | None]:
-    """Return the step times [s] of usual settings by name; None if they do not fit."""
+    """Return {name of a plain setting: step time [s], or None if it does not fit}."""
     if len(joint.parts) > 1 or joint.parts == ("size",):
         return {}
     (part,), problem, even = joint.parts, joint.problem, joint.problem.assigned
-    results: dict[str, tuple[float, float]] = {}  # step time [s] and need of memory [B]
+    results: dict[str, tuple[float, float]] = {}  # {name: (step time [s], memory need [B])}
     if problem.family.is_planned:
         for name, count in (("none", 0), ("full", int(even.layers.max()))):
             setting = _planned_setting(joint, count)
