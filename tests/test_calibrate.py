@@ -174,7 +174,7 @@ def test_rows_in_another_unit_are_refused(six, a100):
         with pytest.raises(ValueError, match=f"seconds must be .* as if .* {unit}"):
             pj.calibrate(rows, a100)
     rows = six.with_columns(seconds=40 * six.seconds)
-    with pytest.raises(ValueError, match="took 40 times its predicted"):
+    with pytest.raises(ValueError, match="took 40 times what is predicted"):
         pj.calibrate(rows, a100)
 
 

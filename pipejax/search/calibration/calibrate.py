@@ -304,7 +304,7 @@ def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
     guess = f", as if they were {nearest_unit}" if is_unit else ""
     raise wrong(
         "seconds",
-        f"must be of this machine: the median row took {factor:.3g} times its predicted time{guess}",
+        f"must be of this machine: the median row took {factor:.3g} times what is predicted{guess}",
     )
 
 
