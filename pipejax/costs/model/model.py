@@ -42,7 +42,7 @@ class LatentAttention:
       rope_width: width of the part of a head that carries positions.
       value_width: width of a head of values.
       query_rank: width of the vector from which queries unfold; None if they are projected
-      directly.
+        directly.
 
     References:
       DeepSeek-V2 (arXiv:2405.04434), section 2.1.

@@ -179,7 +179,7 @@ class System(FloatFields):
       price: price of one accelerator [USD/s]; 0 if unknown.
       attention_kernels: speed of each attention kernel.
       calibration: data that the numbers were fitted to, and quality of the fit; None for a data
-      sheet.
+        sheet.
     """
 
     peak_flops: Number

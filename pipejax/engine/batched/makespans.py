@@ -162,7 +162,7 @@ def makespans(
       costs: every leaf a scalar, or with a leading batch axis N: (N,), (N, stages), (N, stages,
         microbatches), ...
       batch_size: N; needed if all leaves are scalars, or could also be the costs of one
-      configuration.
+        configuration.
       temperature: T of smooth maxima T log(sum exp(x / T)) [s], which tend to exact maxima from
         above as T goes to 0; None for exact maxima.
       unroll: whether to compile a kernel for this program alone (for exact maxima of costs that are
