@@ -51,7 +51,7 @@ def gpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
 def one_f_one_b(
     num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
-    """One forward and one backward in turn; worker r holds at most P - r microbatches."""
+    """One forward and one backward in turn; worker r holds at most P-r microbatches."""
     return _one_f_one_b("1f1b", 1, num_workers, num_microbatches, slots)
 
 
@@ -275,7 +275,7 @@ def check_stages_per_worker(name: str, stages_per_worker: int, with_one: str) ->
 def seq_1f1b(
     num_workers: int, num_microbatches: int, *, slices: int = 2, slots: Slots = UNIT_SLOTS
 ) -> ScheduleTable:
-    """1F1B of slices: worker r holds at most P - r - 1 + K slices, where 1F1B holds (P - r) K.
+    """1F1B of slices: worker r holds at most P-r-1+K slices, where 1F1B holds (P-r)K.
 
     The first backward is that of the last slice of a microbatch, so a worker warms up with K - 1
     forwards more than one of 1F1B.
@@ -309,7 +309,7 @@ def slimpipe(
     stages_per_worker: int = 2,
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
-    """Interleaved 1F1B of slices; worker r holds 1/P of a microbatch and 2 (P - r - 1) slices.
+    """Interleaved 1F1B of slices; worker r holds 1/P of a microbatch and 2(P-r-1) slices.
 
     Slices of a microbatch pass V stages of each worker in groups of P, and go back in the reverse
     order. So its first backward follows the forwards of all its slices on all stages, and worker r
