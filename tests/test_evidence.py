@@ -173,12 +173,12 @@ def test_evaluate_says_what_its_step_time_rests_on(call):
         (
             "llama3-8b",
             "h100",
-            "21 runs of NVIDIA/dgxc-benchmarking (16 bits, ZeRO 0 to 2, no experts) on",
+            "21 runs of NVIDIA/dgxc-benchmarking (16 bits, ZeRO 0 to 2, no experts) on h100",
         ),
         (
             "llama3-8b",
             "h100",
-            "step times of these runs are 1.1 % off on average (bias: 0.188 % too long); the likely",
+            "our step times are 1.1 % off on average (bias: 0.188 % too long); the likely",
         ),
         (
             "llama3-8b",

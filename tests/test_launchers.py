@@ -905,7 +905,9 @@ def test_a_plan_names_the_stack_of_measured_runs(
     line = (*job, "--tensor", 1, "--context", 1, "--launcher", launcher, *options)
     plan, text = answer_and_text(*line)
     text = " ".join(text.split())
-    lead = f" bits): {launcher}: --stack {stack} "
+    lead = (
+        f"with defaults of {launcher} and --stack {stack}, as in measured runs (32-bit gradients): "
+    )
     if stack is None:
         assert (plan["under_launchers"], lead in text) == ([], False)
         return

@@ -630,7 +630,7 @@ def test_what_a_stranger_reads(answer, call, folder):
     truth.write_trace(folder / "run.csv", traces.record_runs([run]))
     _, text, _ = call("trace", "run.csv", "--schedules", "1f1b", "--details")
     assert (
-        "based on gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica; our replay "
+        "based on gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica; replayed "
         in text
     )
     assert " per step; 8 microbatches are few for" not in text
@@ -881,10 +881,10 @@ def test_every_odd_step_has_the_command_that_finds_its_late_op(call, folder, slo
 @pytest.mark.parametrize(
     ("steps", "late", "spread", "why", "over"),
     [
-        ([3], 15.0, 0.0, "late starts are no part of it", "time in the only step"),
-        ([0, 1, 2, 3], 15.0, 0.0, "late starts are no part of it", "mean time over all steps"),
-        ([3, 4], 3.0, 0.0, "late starts are no part of it", "mean time over all steps"),
-        ([0, 1, 2, 3], 0.0, 0.7, "means hide variation", "mean time over all steps"),
+        ([3], 15.0, 0.0, "ops start late", "time in the only step"),
+        ([0, 1, 2, 3], 15.0, 0.0, "ops start late", "mean time over all steps"),
+        ([3, 4], 3.0, 0.0, "ops start late", "mean time over all steps"),
+        ([0, 1, 2, 3], 0.0, 0.7, "steps vary", "mean time over all steps"),
     ],
 )
 def test_the_sentence_on_the_mean_step_gives_the_reason_of_its_gap(
@@ -903,12 +903,11 @@ def test_the_sentence_on_the_mean_step_gives_the_reason_of_its_gap(
     truth.write_trace(folder / "run.csv", dataclasses.replace(trace, start=start))
     text = call("trace", "run.csv", "--schedules", "1f1b")[1]
     measured = seconds(float(np.mean([run.makespan for run in runs])))
-    (line,) = [line for line in text.splitlines() if line.startswith("with each op at its ")]
-    assert line.startswith(f"with each op at its {over}, a step takes ")
-    assert f" (measured: {measured}, as {why}), of which " in line
+    (line,) = [line for line in text.splitlines() if line.startswith("shares of a step of ")]
+    assert f", in which each op takes its {over} (measured: {measured}, as {why}): " in line
     # at usual times of ops a step takes 33 s: warm-up and cool-down of three stages of 3 s
     if late:
-        assert "a step takes 33 s (" in line
+        assert line.startswith("shares of a step of 33 s, ")
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

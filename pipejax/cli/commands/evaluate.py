@@ -270,7 +270,8 @@ def _details(
         "workers": [_workers(evaluation, result, scenario, held)],
         "totals": [facts(rows)],
     }
-    details |= evidence_details(result.get("evidence"))
+    if result.get("evidence"):
+        details["measured runs"] = [evidence_details(result["evidence"])]
     if "breakdown" in result:
         parts = {name: time for name, time in result["breakdown"].items() if time > 0}
         shares = (percent(time / (result["step_time"] or 1.0)) for time in parts.values())

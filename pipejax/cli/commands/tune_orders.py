@@ -24,7 +24,6 @@ from pipejax.cli.output.report import (
     search_end,
     table_sizes,
 )
-from pipejax.cli.output.runs import ROUNDING
 from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
 from pipejax.search.found import Found, gap as gap_of
 
@@ -166,9 +165,8 @@ def _messages_view(
     else:
         yield f"no message waits in {before}"
     text = f"{seconds(data['free_bound'])} per step, {percent(data['free_gap'])} less"
-    if data["free_gap"] <= ROUNDING:
-        text = "the same time per step, so no other order is faster"
-    yield f"if no message blocked another: {text}"
+    is_best = data["free_gap"] <= 1e-12
+    yield f"if no message blocked another: {'the same, so no order is faster' if is_best else text}"
 
 
 def _waiting(data: Mapping[str, Any], count: int) -> Iterator[object]:

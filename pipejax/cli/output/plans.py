@@ -73,7 +73,11 @@ def launch_lines(
             if (rest := len(text) - MAX_OPTION_LETTERS) > 0:
                 note = f"... ({rest} more characters; --details or --json has all)"
                 options = options.replace(text, text[:MAX_OPTION_LETTERS] + note)
+        code = launch.program if options.endswith(f"; {launch.program}") else ""  # beside a file
+        options = options.removesuffix(f"; {code}")
         yield plain(f"{launch.launcher}: {'; the rest: '.join(filter(None, (lacks, options)))}")
+        if code:
+            yield plain(f"{launch.launcher}, in code: {code}")
 
 
 TEXTS = load_json(Path(__file__).with_name("plan_words.json"))
@@ -141,10 +145,10 @@ def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
     )
     ranked = (plan.best, *plan.runners_up)
     ties = are_tied([row.step_time for row in ranked], [row.evidence for row in ranked])
-    _, launcher_lines = _under_launchers(plan)
+    evidence = evidence_json(plan.best.evidence, plan.best.step_time)
     details: dict[str, list[object]] = {
-        **evidence_details(evidence_json(plan.best.evidence, plan.best.step_time)),
-        "defaults of launchers": launcher_lines if launcher_lines[MAX_DEFAULTS:] else [],
+        "measured runs": [evidence_details(evidence)] if evidence else [],
+        "defaults of launchers": _under_launchers(plan)[1][MAX_DEFAULTS:],
         "best layouts": [_table(ranked, ties.tolist() if plan.tied > 1 else ())],
         "layouts that are not ranked": [_table(plan.outside)] if plan.outside else [],
         "search": [plain(search)],
@@ -212,19 +216,15 @@ def _sources(record: Mapping[str, Any]) -> str:
     return ", ".join(names) if len(names) <= MAX_SOURCES else f"{len(names)} sources"
 
 
-def evidence_details(record: Mapping[str, Any] | None) -> dict[str, list[object]]:
+def evidence_details(record: Mapping[str, Any]) -> object:
     """Return what the nearest measured runs are, and their errors, from `evidence_json`."""
-    if record is None:
-        return {}
     bias = f"{abs(record['bias']):.3g} % too {'long' if record['bias'] >= 0 else 'short'}"
     wider = "; the likely range covers more sources" if record["range"] is not None else ""
-    lines = (
+    return plain(
         f"{record['configurations']} runs of {_sources(record)} ({record['regime']}) on "
-        f"{record['system']} with {record['stack']}",
-        f"our step times of these runs are {record['mean_error']:.3g} % off on average "
-        f"(bias: {bias}){wider}",
+        f"{record['system']} with {record['stack']}: our step times are "
+        f"{record['mean_error']:.3g} % off on average (bias: {bias}){wider}"
     )
-    return {"measured runs": [*map(plain, lines)]}
 
 
 def _memory_limit(plan: "PlanResult") -> object:
@@ -265,26 +265,19 @@ def _under_launchers(plan: "PlanResult") -> tuple[bool, list[object]]:
     """Return whether a launcher's defaults fit the layout, and a line for equal results."""
     from pipejax.costs.model.launchers import LAUNCHERS  # needs NumPy, which help does without
 
-    names_by_result: dict[str, list[str]] = {}
+    names_by_result, others = dict[str, list[str]](), [*LAUNCHERS]
     for entry in plan.under_launchers:
+        others = [name for name in others if name not in entry.launchers]
         result = f"{gigabytes(entry.memory_bytes)}, does not fit"
         if entry.fits:
             result = f"{seconds(entry.step_time)}, {gigabytes(entry.memory_bytes)}"
-        result = f" ({8 * entry.gradient_bytes:g}-bit gradients): {result}"
-        if entry.stack:
-            result = f" and --stack {entry.stack}, as in measured runs{result}"
+        stack = f" and --stack {entry.stack}, as in measured runs" if entry.stack else ""
+        result = f"{stack} ({8 * entry.gradient_bytes:g}-bit gradients): {result}"
         names_by_result.setdefault(result, []).extend(entry.launchers)
-    if not names_by_result:
-        return True, []
-    named = {name for names in names_by_result.values() for name in names}
-    others = [name for name in LAUNCHERS if name not in named]
-    if others and not plan.request.launcher:
-        names_by_result[": as assumed above"] = others
-    lines = [
-        f"with defaults of {', '.join(names)}{result}" for result, names in names_by_result.items()
-    ]
+    lines = [f"with defaults of {', '.join(n)}{result}" for result, n in names_by_result.items()]
     fits = bool(others) or any(entry.fits for entry in plan.under_launchers)
-    if fits and not plan.request.launcher:
+    if lines and fits and not plan.request.launcher:
+        lines += [f"with defaults of {', '.join(others)}: as assumed above"] if others else []
         lines[min(len(lines), MAX_DEFAULTS) - 1] += "; plan for one: --launcher NAME"
     return fits, [*map(plain, lines)]
 

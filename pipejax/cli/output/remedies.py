@@ -1,6 +1,7 @@
 """Remedies as commands, as JSON and as a table, and the files of the tables that they have."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -196,11 +197,9 @@ def remedies_view(
     yield from _memory_doubt(explanation, best_rows)
     if step is None:
         yield from _other_cause(explanation, rows.index(best_rows[0]))
-    assumed = None
-    for row in best_rows:
-        means = _means(row, explanation.launcher, row["assumes"] == assumed)
+    for before, row in itertools.pairwise([{"assumes": ""}, *best_rows]):
+        means = _means(row, explanation.launcher, row["assumes"] == before["assumes"])
         yield plain(lead + _remedy_text(row, explanation, step) + means)
-        assumed = row["assumes"]
     place = rows.index(best_rows[0]) if best_rows else 0
     yield from before_command
     yield plain(f"next: {rows[place]['command']}")
