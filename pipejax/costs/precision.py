@@ -42,8 +42,8 @@ def _has_float64() -> bool:
 
 def float_type(*values: Any) -> np.dtype:
     """Return the float type to use for sums of these values."""
-    # It is float32 if there are arrays, all of them of float32 or smaller, else float64. Python's
-    # numbers do not count. Tracers follow JAX's rules.
+    # The type is float32 if there are arrays, all of them of float32 or smaller, else float64.
+    # Python's numbers do not count. Tracers follow JAX's rules.
     if is_traced(values):
         with accept_type(np.float32):
             return np.dtype(jnp.promote_types(jnp.result_type(float, *values), np.float32))
@@ -149,7 +149,7 @@ class FloatFields:
 
 def check_finite(results: Any, inputs: Any) -> None:
     """Refuse results that overflowed; the error names the largest input."""
-    # This waits for the results, so the caller may change its arrays afterwards.
+    # The check waits for the results, so the caller may change its arrays afterwards.
     if all(_is_finite(on_host(leaf)) for leaf in leaves(results)):
         return
     named_results = _named_arrays(results)

@@ -322,8 +322,8 @@ def _rule_factors(
     rule: ScalingRule, table: ScheduleTable, scaled: ScaledFields, field: str
 ) -> Float[NumpyArray, "..."]:
     """Return factors for a field: the rule's factor at the rule's place, 1 elsewhere."""
-    # Their shape is (), (stages), (stages, microbatches), (workers) for a cost of workers, or for
-    # messages (2, pipes, boundaries).
+    # The shape of factors is (), (stages), (stages, microbatches), (workers) for a cost of workers,
+    # or for messages (2, pipes, boundaries).
     is_scaled: Any
     edges = np.array(table.grammar.edges(table.num_stages), int).reshape(-1, 2)  # pairs of stages
     if rule.place == "":

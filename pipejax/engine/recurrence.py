@@ -191,7 +191,7 @@ def slack(program: Program, costs: Costs, *, target: Target | None = None) -> No
 
     Returns:
       (nodes) slack [s], in float64 as for `makespan`. Without a target it is 0 on every critical
-      path, up to rounding. It is below 0 if a path through the node misses the target.
+      path, up to rounding. Slack is below 0 if a path through the node misses the target.
 
     Raises:
       ValueError: as `makespan`, or if the target is negative or not finite.

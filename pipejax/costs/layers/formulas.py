@@ -77,9 +77,9 @@ def head_flop(model: Model, microbatch_size: Number) -> Phases:
 
 def model_flop(model: Model, sequences: Number, layout: Layout | None = None) -> Number:
     """Count the FLOP of a training step without recomputation, the model FLOP of MFU."""
-    # This counts the products of the layers and of the output head. Attention counts all pairs of
-    # tokens, as in `layer_flop`. Each product of the forward has two in the backward, or only one
-    # if its weights are frozen. Adapters add products.
+    # The function counts the products of the layers and of the output head. Attention counts all
+    # pairs of tokens, as in `layer_flop`. Each product of the forward has two in the backward, or
+    # only one if its weights are frozen. Adapters add products.
     # source: Megatron-LM (arXiv:2104.04473), section 3; PaLM (arXiv:2204.02311), appendix B.
     layout = WHOLE if layout is None else layout
     head = head_flop(model, sequences).forward

@@ -110,7 +110,7 @@ def adapter_ops(
     model: Model, layout: Layout, kind: str = "dense", recompute: str = "none"
 ) -> tuple[LayerOp, ...]:
     """List the ops of LoRA adapters, if any: two narrow products and a sum per linear layer."""
-    # They have the name of their linear layer, and are recomputed with it. The router has no
+    # Adapter ops have the name of their linear layer, and are recomputed with it. The router has no
     # adapter.
     # source: LoRA (arXiv:2106.09685), 4.1; ParallelLinearAdapter in Megatron-Bridge's peft/utils.py
     if not layout.lora_rank:

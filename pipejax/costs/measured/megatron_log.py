@@ -1,7 +1,7 @@
 """Training logs of Megatron: read the model's sizes and rows of measured step times.
 
-`costs/data/arguments/megatron.json` lists the arguments of all versions with their older names. It
-also lists the arguments that the reader ignores, and what the reader assumes instead.
+`costs/data/arguments/megatron.json` lists the arguments of all versions with their older names. The
+file also lists the arguments that the reader ignores, and what the reader assumes instead.
 """
 
 import ast

@@ -131,7 +131,7 @@ def step_times(lines: Iterable[TimedLine]) -> list[list[float]]:
 
 def rows_by_batch(path: Path, lines: Iterable[TimedLine]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a row with the mean step time for each batch size, and notes on dropped lines."""
-    # A mean leaves out lines without a time. It also leaves out the first step of each run, its
+    # A mean leaves out lines without a time. A mean also leaves out the first step of each run, its
     # warm-up, if the run has further steps. A spread of 0 only shows coarse clocks: no row has it.
     batches: dict[int, list[TimedLine]] = {}
     for line in lines:

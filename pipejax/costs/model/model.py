@@ -41,8 +41,7 @@ class LatentAttention:
       kv_rank: width of the vector from which keys and values unfold.
       rope_width: width of the part of a head that carries positions.
       value_width: width of a head of values.
-      query_rank: width of the vector from which queries unfold; None if they are projected
-        directly.
+      query_rank: width of the vector from which queries unfold; None if projected directly.
 
     References:
       DeepSeek-V2 (arXiv:2405.04434), section 2.1.
@@ -128,7 +127,7 @@ class Model:
       mla: latent attention; None if heads project keys and values directly.
       moe: experts, None for plain MLPs in all layers.
       mtp_layers: layers after the others that predict further tokens, each with a projection of two
-        inputs. They share embedding and head. Times leave out the projection (0.3 % of
+        inputs. These layers share embedding and head. Times leave out the projection (0.3 % of
         DeepSeek-V3's FLOP).
       causal: whether a token attends only to earlier tokens.
       window: tokens, including itself, that a token attends to in layers with a sliding window.
@@ -311,8 +310,8 @@ class Model:
 
     def whole_parameters(self, kind: str = "dense") -> Number:
         """Count a layer's parameters that all tensor-parallel ranks replicate: 6 h in a GPT."""
-        # These are norms, biases that are added after a sum over ranks, down projections of latent
-        # attention and the router, as in Megatron-LM.
+        # These parameters are norms, biases that are added after a sum over ranks, down projections
+        # of latent attention and the router, as in Megatron-LM.
         moe = self.moe if kind == "moe" else None
         mlps = 1 if moe is None else 1 * (moe.shared_experts > 0)
         count = self._small_parameters(mlps, 0) - self._column_biases(0)

@@ -96,13 +96,11 @@ class Workload:
         of layers joined by +, as "core_attn+mlp" (`MODULES`).
       recompute_layers: N, which turns recompute "full" into "block:N"; 0 for all layers.
       recompute_again: whether W recomputes like I, so that only checkpoints are kept between them.
-      frozen: whether the model's weights have no gradients; then only adapters have W and an
-        update.
+      frozen: whether the model's weights have no gradients: then only adapters have W and U.
       lora_rank: r of the adapters A (r x inputs) and B (outputs x r) beside every linear layer of
         attention, MLPs and experts, whose own weights are frozen (LoRA, arXiv:2106.09685); 0 for
         none.
-      weight_share: share of an activation that W needs after I; None to compute it from the
-        layers.
+      weight_share: share of an activation that W needs after I; None to compute it from the layers.
       stragglers: {slow worker: factor} on the time of all its ops, as {3: 1.2}.
       worker_places: place of each worker on the machine, numbered node by node; in order if empty.
       pair_factor: k: a fused pair takes max(F, B) + k min(F, B), the sum if k is 1.

@@ -1,7 +1,7 @@
 """Times of all exchanges (collectives) of a step, and the part that compute does not hide.
 
 Links and compute are two resources that work at the same time, each on one piece after another. A
-path through equal pieces may switch from one resource to the other. Its length is linear in the
+path through equal pieces may switch from one resource to the other. The length is linear in the
 point of the switch, so the longest path switches at an end or never: a few paths suffice.
 """
 

@@ -178,8 +178,7 @@ class System(FloatFields):
       memory_reserve: memory of one accelerator that tensors cannot use [B].
       price: price of one accelerator [USD/s]; 0 if unknown.
       attention_kernels: speed of each attention kernel.
-      calibration: data that the numbers were fitted to, and quality of the fit; None for a data
-        sheet.
+      calibration: data and quality of the fit of these numbers; None for a data sheet.
     """
 
     peak_flops: Number

@@ -1,8 +1,8 @@
 """Loops of the interpreter: a forward pass over ops for makespans, a backward pass for counts.
 
-A tile is a row of configurations. Its state is a matrix, one row for each buffer slot of the
-program; an op reads two rows, adds rows of costs and writes one row. The program is data (`code`),
-so one compilation serves all programs of a bucket of sizes.
+A tile is a row of configurations. The state of a tile is a matrix, one row for each buffer slot of
+the program; an op reads two rows, adds rows of costs and writes one row. The program is data
+(`code`), so one compilation serves all programs of a bucket of sizes.
 
 By default XLA runs every instruction of a loop body as a task of a microsecond. An attribute
 (`as_single_xla_call`) makes the loop one function, which may hold elementwise operations on slices

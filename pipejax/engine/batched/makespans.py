@@ -5,8 +5,8 @@ Three forms of the recurrence do the work: `unrolled.py` for large batches of sm
 everything else. All follow the first-predecessor rule of `recurrence.py`, as `makespan` does.
 
 For JAX's transformations the makespans are one function with a derivative rule, `_values`:
-d makespan = sum of counts times d cost. `_solve` returns the counts. It solves numbers in threads,
-in parts and on devices, and tracers with the interpreter's loops in the caller's trace.
+d makespan = sum of counts times d cost. `_solve` returns the counts. `_solve` runs numbers in
+threads, in parts and on devices, and tracers with the interpreter's loops in the caller's trace.
 """
 
 import functools
@@ -161,8 +161,7 @@ def makespans(
       program: lowered schedule.
       costs: every leaf a scalar, or with a leading batch axis N: (N,), (N, stages), (N, stages,
         microbatches), ...
-      batch_size: N; needed if all leaves are scalars, or could also be the costs of one
-        configuration.
+      batch_size: N; needed if all leaves are scalars or may be the costs of one configuration.
       temperature: T of smooth maxima T log(sum exp(x / T)) [s], which tend to exact maxima from
         above as T goes to 0; None for exact maxima.
       unroll: whether to compile a kernel for this program alone (for exact maxima of costs that are

@@ -1,6 +1,6 @@
 """The recurrence written out op by op: one kernel that keeps all live values in registers.
 
-This is the fastest form, but its compile time grows with the program. There is no backward pass:
+The unrolled form is the fastest, but compiles longer for larger programs. Without a backward pass,
 every value carries the counts of costs on its longest path. Several counts are packed into one
 integer (a word), in which each count is a digit with its own base.
 """
@@ -207,7 +207,8 @@ def _row_sums(
 def _words(code: Code, second_wins: dict[int, Array], digits: Digits) -> list[Array]:
     """Return words whose digits count the uses of cost rows on the critical path."""
     # The words of the path over first operands alone (`base_words`) are known numbers. Each op
-    # carries the difference from these, which changes only if it waits for its second operand.
+    # carries the difference from `base_words`, which changes only if it waits for its second
+    # operand.
     one_use, num_words = digits.one_use, digits.one_use.shape[1]
     base_words = {START: one_use[ZERO_ROW]}
     differences = {START: [jnp.zeros((), one_use.dtype)] * num_words}

@@ -278,7 +278,7 @@ class Program:
 register(Program)
 
 
-# The recurrence on the host, for single runs, without compilation and without JAX. Its results are
+# The recurrence on the host, for single runs, without compilation and without JAX. The results are
 # those of `recurrence` to the last bit; base/longest_path.py computes them.
 
 Times = Float[NumpyArray, " nodes"]

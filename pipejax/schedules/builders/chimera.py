@@ -167,7 +167,8 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
     """Two V-shaped pipes in opposite directions; at M = P idle for (P - 2) max(F, B) of a stage.
 
     Units of P microbatches, half of them in each pipe, follow each other as in the picture of the
-    authors' wuhouming/BitPipe. Their runtime refuses other M; here the last unit has gaps then.
+    authors' wuhouming/BitPipe. Their runtime refuses other M; in this table, the last unit then has
+    gaps.
 
     Options:
       num_workers: P, even; worker w holds stages w and 2 P - 1 - w of one pipe, P - 1 - w and

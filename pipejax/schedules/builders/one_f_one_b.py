@@ -133,8 +133,9 @@ def interleaved_1f1b(
     with M < P there is one group.
 
     Megatron-LM sets the size of groups (`microbatch_group_size_per_vp_stage`): larger groups leave
-    more time for a hop, and hold more. Its last group may be smaller, but not than P. If it
-    overlaps the exchanges of experts with compute, every worker warms up with one more forward.
+    more time for a hop, and hold more. Megatron's last group may be smaller, but not smaller than
+    P. If it overlaps the exchanges of experts with compute, every worker warms up with one more
+    forward.
 
     Options:
       stages_per_worker: V, at least 2.

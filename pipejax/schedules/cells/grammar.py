@@ -54,8 +54,7 @@ class Rule(NamedTuple):
       producers: phases; the consumer waits for an op of one of them.
       stage_offset: stage of the producer minus stage of the consumer. In a graph of stages, -1
         stands for every source of an edge, 1 for every target.
-      is_needed: whether a consumer must have a producer, unless the producer's stage does not
-        exist.
+      is_needed: whether a consumer must have a producer, if the producer's stage exists.
       is_answered: whether a producer must have a consumer, on its own stage.
       sends: whether a producer on another worker sends a message to the consumer.
       consumer_stage: the only stage whose ops wait; `LAST` is the last one.

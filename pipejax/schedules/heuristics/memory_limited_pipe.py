@@ -96,7 +96,7 @@ def per_entry(value: Numbers, count: int, name: str) -> Float[NumpyArray, " entr
 #
 # If only memory keeps a forward from starting, its worker runs a weight gradient or, if there is
 # none, sends the youngest activation to the host, whose backward comes last. The activation returns
-# when few backwards remain before its own, and memory is reserved for its return. This is the
+# when few backwards remain before its own, and memory is reserved for its return. This rule is the
 # greedy start of OptPipe (AdaOffload, arXiv:2510.05186). If memory is very short, an activation
 # returns only when its gradient is on its way, and no stage runs ahead of one with less memory.
 
@@ -274,9 +274,9 @@ class _Rounds:
 
     def is_late(self, stage: int) -> bool:
         """Return whether a stage should run its next backward before one more forward."""
-        # It should if the gradient has arrived, or would arrive during the forward and the W that
-        # make room for it. In the second case, waiting must not make the stage the one that idled
-        # longest. Without a lead of two forwards, the next stage would wait for this forward.
+        # The stage should if the gradient has arrived, or would arrive during the forward and the W
+        # that make room for it. In the second case, waiting must not make the stage the one that
+        # idled longest. Without a lead of two forwards, the next stage would wait for this forward.
         if stage + 1 == len(self.stages) or self.done[F][stage] < self.done[F][stage + 1] + 2:
             return False
         next_stage = stage + 1

@@ -311,9 +311,9 @@ def _with_waits(
     limit: float,
 ) -> list[Cell]:
     """Return a row's cells, with a WAIT_O before each forward that needs an offload's memory."""
-    # `level` is the memory taken by all F and L up to an op's start. It must keep the limit after
-    # subtraction of the memory freed by earlier gradients, by awaited offloads, and by offloads for
-    # which an earlier load waited. Each WAIT_O awaits as few offloads as possible.
+    # `level` is the memory taken by all F and L up to an op's start. The level must keep the limit
+    # after subtraction of the memory freed by earlier gradients, by awaited offloads, and by
+    # offloads for which an earlier load waited. Each WAIT_O awaits as few offloads as possible.
     size, weight_size = sizes[row.stage], weight_sizes[row.stage]
     is_i, is_w = row.phase == Phase.I, row.phase == Phase.W
     freed = np.select([is_i, is_w], [size - weight_size, weight_size], size)

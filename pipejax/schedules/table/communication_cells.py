@@ -184,8 +184,8 @@ def insert_transfers(
 
     Returns:
       The same ops in the same order; each SEND after its producer, each RECV before its consumer.
-      It cannot deadlock, whatever the scope of the queues. Idle slots remain only before offloads
-      and loads, whose order over all rows stays as it is.
+      The table cannot deadlock, whatever the scope of the queues. Idle slots remain only before
+      offloads and loads, whose order over all rows stays as it is.
 
     Raises:
       ValueError: if the order is no permutation of the messages, or a transfer comes before one for

@@ -30,8 +30,8 @@ from pipejax.schedules.cells.ops import (
 )
 from pipejax.schedules.table.table import ScheduleTable
 
-# Memory ledger: changes of the activation memory of a worker at the start and end of each op. It
-# counts parts of activations in whole numbers; a level is the sum of count times size.
+# Memory ledger: changes of the activation memory of a worker at the start and end of each op. The
+# ledger counts parts of activations in whole numbers; a level is the sum of count times size.
 
 # arguments of `activation_memory`
 LEDGER_SIZES = ("sizes", "weight_share", "checkpoints", "at_work")

@@ -50,8 +50,8 @@ def insert_sharding(
     """Insert UNSHARD, RESHARD, REDUCE_GRAD and WAIT_REDUCE_GRAD cells into a table.
 
     Before an op, cells gather the weights of its stage and of the next stages, as far as lookahead
-    and residency allow. They drop the weights that are needed latest. If an op of the row updates
-    the weights of a stage, these are dropped before the op and gathered again after it.
+    and residency allow. Other cells drop the weights that are needed latest. If an op of the row
+    updates the weights of a stage, these are dropped before the op and gathered again after it.
 
     Args:
       table: the schedule; its sharding cells are replaced.
