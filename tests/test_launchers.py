@@ -955,7 +955,7 @@ def test_a_plan_begins_with_what_fits_as_measured(launcher, gpus, sequence, choi
     factors = plan.request.memory_factors
     assert bool(factors) == (launcher == "torchtitan")
     sure = float(h100.memory_available) / max(factors, default=1.0)
-    asked = planned(plan.request.room)  # a limit of the user's own: predictions decide
+    asked = planned(plan.request.usable_memory)  # a limit of the user's own: predictions decide
     assert asked.best.step_time <= plan.best.step_time
     is_sure = plan.best.memory_bytes <= sure
     faster = [entry for entry in plan.outside if is_sure and entry.memory_bytes > sure]

@@ -251,9 +251,9 @@ def test_what_evaluate_is_given_has_the_step_time_of_the_plan(small, answer, tmp
 
 def test_memory_that_tensors_may_take():
     whole = float(H100.memory_available)
-    assert PlanRequest(GPT, H100, 8, 8).room == 0.9 * whole
-    assert PlanRequest(GPT, H100, 8, 8, headroom=0.25).room == 0.75 * whole
-    assert PlanRequest(GPT, H100, 8, 8, memory_limit=5e10).room == 5e10
+    assert PlanRequest(GPT, H100, 8, 8).usable_memory == 0.9 * whole
+    assert PlanRequest(GPT, H100, 8, 8, headroom=0.25).usable_memory == 0.75 * whole
+    assert PlanRequest(GPT, H100, 8, 8, memory_limit=5e10).usable_memory == 5e10
     with pytest.raises(ValueError, match="headroom must be a number from 0 to 1, got 2"):
         PlanRequest(GPT, H100, 8, 8, headroom=2)
     with pytest.raises(ValueError, match="headroom has no effect beside memory_limit"):

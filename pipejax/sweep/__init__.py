@@ -1,6 +1,6 @@
 """Sweeps: a declared grid of schedules, workloads and systems becomes a labelled dataset.
 
-declaration  ->  blocks  ->  evaluation  ->  store  ->  xarray.Dataset
+A point is one combination of values; a block is a part of the grid that is evaluated at once.
 """
 
 from pipejax.base.namespaces import lazy

@@ -50,20 +50,20 @@ from pipejax.sweep.outputs import OUTPUTS
 
 DTYPES = ("float64", "float32")
 SCALES = ("linear", "log")
-MAX_POINTS = 10**6  # of one axis: a label each
-BYTES_PER_POINT = 8  # of a dataset, at least: its report reads all of it
-SMALLEST, LARGEST = 1e-15, 1e24  # of a field of a system, in SI units
-MAX_CACHED = 64  # tables in the cache
+MAX_POINTS = 10**6  # largest number of values in a range
+BYTES_PER_POINT = 8  # least memory of a point when a report reads the dataset
+SMALLEST, LARGEST = 1e-15, 1e24  # limits of a system's numbers, in SI units
+MAX_CACHED = 64  # number of tables in the cache
 
 
 @short_repr
 class Axis(NamedTuple):
     """Values along one dimension of a sweep's grid."""
 
-    name: str  # of the dimension
-    values: tuple[Any, ...]  # what it takes, in SI units
-    unit: str  # of the values, or ""
-    is_listed: bool  # of a list or range: only then the dataset has a dimension for it
+    name: str  # name of the dimension
+    values: tuple[Any, ...]  # values in SI units
+    unit: str  # unit of the values, or ""
+    is_listed: bool  # whether a list or range was declared, which is a dimension of the dataset
 
 
 @with_short_repr("title sizes num_points outputs dtype")
@@ -72,11 +72,11 @@ class Sweep:
     """A grid of (schedule, workload, system) points.
 
     Attributes:
-      title: what it is about.
-      shape_axes: axes that make another program or other work, in the order of the dataset.
-      system_axes: the systems, accelerators per node, then fields of the systems.
-      outputs: what is kept beside step time, status, memory and reason.
-      dtype: in which it is evaluated and kept.
+      title: title of the dataset.
+      shape_axes: axes of schedules and workloads, in the order of the dataset.
+      system_axes: axes of systems, of accelerators per node, then of fields of the systems.
+      outputs: outputs in the dataset besides step time, status, memory and reason.
+      dtype: data type of evaluation and dataset.
 
     Example:
       >>> sweep = read_sweep({"schedules": ["gpipe", "1f1b"], "workers": 4, "minibatch": 8,
@@ -98,16 +98,16 @@ class Sweep:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return the size of every dimension of the dataset, by name."""
+        """Return {dimension of the dataset: size}."""
         return {axis.name: len(axis.values) for axis in self.axes if axis.is_listed}
 
     @property
     def num_points(self) -> int:
-        """Number of points."""
+        """Return the number of points."""
         return math.prod(len(axis.values) for axis in self.axes)
 
     def to_json(self) -> str:
-        """Return as text all that determines a grid's numbers; equal texts mean equal grids.
+        """Return a text of all that determines the results; equal texts mean equal grids.
 
         Returns:
           JSON with every value of every axis, models and systems with all their fields.
@@ -127,20 +127,20 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
     """Read the declaration of a sweep.
 
     Args:
-      declaration: the keys, or the path of a TOML file that holds them. Each of these takes a
-        value or a list: `schedules` (a name, a table, a folder of tables, FILE.py:FUNCTION, or
-        `{name, stages_per_worker, waves}`), `models`, `systems`, `stack`, `launcher` (its defaults
-        hold for keys that are missing, and what it lacks is illegal), `workers`, `minibatch`,
-        `microbatch_size` or `microbatches`, every field of `Workload`, and `link`, `queues`,
-        `host_links`, `posting`, `shared_links`, `pair_links`, `eager_below` [s]. `system` holds
-        axes over fields of the systems. Further: `title`, `outputs`, `dtype`.
+      declaration: a mapping, or the path of a TOML file. These keys take a value or a list:
+        `schedules` (a name, a table, a folder of tables, FILE.py:FUNCTION, or
+        `{name, stages_per_worker, waves}`), `models`, `systems`, `stack`, `launcher`, `workers`,
+        `minibatch`, `microbatch_size` or `microbatches`, every field of `Workload`, and `link`,
+        `queues`, `host_links`, `posting`, `shared_links`, `pair_links`, `eager_below` [s]. A
+        launcher sets defaults of missing keys, and points that it cannot run are illegal. `system`
+        holds axes over fields of the systems. Other keys are `title`, `outputs` and `dtype`.
 
     Returns:
       The sweep.
 
     Raises:
-      ValueError: if a key is unknown or missing, or a value is wrong; the message names it. If the
-        dataset cannot fit into memory.
+      ValueError: if a key is unknown or missing, a value is wrong, or the dataset cannot fit into
+        memory.
       OSError: if the file cannot be read.
 
     Example:
@@ -190,12 +190,12 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
 
 
 def _axis_values(key: str, declaration: Mapping[str, Any], where: str) -> Any:
-    """Return the declared or default values of a key, with folders replaced by their tables."""
+    """Return the declared or default values of a key; a folder becomes the list of its tables."""
     values = declaration.get(key, AXES[key].default)
     if key == "schedules":
         return expand_folders(values)
     if key == "pipeline_layout" and isinstance(values, list):
-        # lists are the stages of one layout, and no list of layouts, if they have one embedding
+        # a list of lists with one embedding is one layout; its lists are stages
         are_lists = all(isinstance(value, list) for value in values)
         if are_lists and str(values).lower().count("embedding") < 2:
             return AXES[key].kind.read(values, f"{where}: {key}")
@@ -203,15 +203,15 @@ def _axis_values(key: str, declaration: Mapping[str, Any], where: str) -> Any:
 
 
 def _defaults(declaration: Mapping[str, Any], where: str) -> tuple[Stack, Collection[str]]:
-    """Return the software of systems if none is declared, and keys that it or a launcher sets."""
+    """Return the default software of the systems, and the keys that software or launchers set."""
     launchers = _read_values("launcher", declaration, where) or (None,)
     records = [find_launcher(name) for name in launchers if name]
     launcher_keys = {key for record in records for key in record.workload}
     launcher_keys |= {"overlap" for record in records if record.overlap_from_zero < math.inf}
     models, systems = (_read_values(key, declaration, where) for key in ("models", "systems"))
-    if "stack" in declaration or not (models and systems):  # without these it is refused later
+    if "stack" in declaration or not (models and systems):  # missing keys are refused later
         return AS_THE_SYSTEM, {*OF_WORKLOAD, *launcher_keys}
-    runs = []  # name and software
+    runs = []  # (name, software)
     for system in systems:
         for launcher in launchers:
             name = f"{system.name} under {launcher}" if launcher else system.name
@@ -255,7 +255,7 @@ def _check_size(declaration: Mapping[str, Any], where: str) -> None:
 
 
 def _num_values(values: Any) -> int:
-    """Count the values of an axis; wrong values are reported later."""
+    """Count the values of an axis; wrong values are refused later."""
     if isinstance(values, Mapping):
         points = values.get("points", 1)
         return points if isinstance(points, int) and 1 <= points <= MAX_POINTS else 1
@@ -282,7 +282,7 @@ def read_axis(name: str, entry: Any, where: str, check: Any, unit: str = "") -> 
 
 def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
     """Read the axes that vary fields of the systems."""
-    # Sections and keys with units are those of a system file. A value is a number, a list, or
+    # Sections and keys are those of a system file, with units. A value is a number, a list, or
     # `{from, to, points, scale}` with the scale "linear" or "log".
     if not isinstance(section, Mapping):
         raise ValueError(f"{where} must be a table of {', '.join(SECTIONS)}, got {section!r}")
@@ -308,7 +308,7 @@ def _read_field(section: str, key: str, entry: Any, place: str) -> Axis:
     where, dimension = f"{place}: {key}", field.dimension
     if isinstance(entry, Mapping):
         entry = _read_range(entry, where)
-    kind = EFFICIENCY if name == "efficiency" else field.kind  # one share for all sizes of ops
+    kind = EFFICIENCY if name == "efficiency" else field.kind  # one number instead of a curve
     axis = read_axis(f"{section}.{name}", entry, where, kind.read, dimension)
     if not dimension:
         return axis
@@ -342,14 +342,14 @@ def _read_range(bounds: Mapping[str, Any], where: str) -> list[float]:
 
 
 def _identity(value: Any) -> Any:
-    """Return JSON data that identifies a value; models, stacks and systems with all numbers."""
+    """Return JSON data that identifies a value; for models and systems, all their numbers."""
     if isinstance(value, Choice) and value.user_builder is not None:
         return {"schedule": label(value), "content": value.user_builder.content}
     return dataclasses.asdict(value) if isinstance(value, Model | System | Stack) else label(value)
 
 
 def _text(read: Callable[[Any], Any], form: str, types: tuple[type, ...] = (str,)) -> FieldKind:
-    """Return the kind of a field whose texts `read` parses; `form` describes a text in errors."""
+    """Return the kind of a field that `read` parses; errors describe the text by `form`."""
 
     def parse(value: Any, where: str) -> Any:
         if not isinstance(value, types):
@@ -366,7 +366,7 @@ _JSON_TYPES: Mapping[Any, str] = {str: "string", list: "array"}
 
 
 def _as_written(parse: Callable[[str], object], form: str) -> FieldKind:
-    """Return the kind of a field whose texts stay unchanged, as labels, if `parse` reads them."""
+    """Return the kind of a field whose texts are labels; `parse` refuses wrong texts."""
 
     def check_text(text: str) -> str:
         if text:
@@ -395,7 +395,7 @@ def _workload_axes() -> dict[str, FileField]:
     }
     defaults = {field.name: field.default for field in dataclasses.fields(Workload)}
     defaults |= {"stragglers": "", "worker_places": ""}
-    # datasets have the axis of recomputation behind the layout of stages
+    # in datasets, the axis of recomputation follows that of the layout of stages
     names = [name for name in WORKLOAD_FIELDS if name != "recompute"]
     names.insert(names.index("pipeline_layout") + 1, "recompute")
     return {name: FileField(kinds[name], defaults[name]) for name in names}
@@ -413,9 +413,9 @@ def _outputs(value: Any, where: str) -> tuple[str, ...]:
 class Choice(NamedTuple):
     """A schedule with its options, which is one value of the schedule axis."""
 
-    name: str  # of the builder
-    options: tuple[tuple[str, Any], ...] = ()  # of the builder, beyond workers and microbatches
-    # builder of a user's schedule, for workers of a cluster
+    name: str  # name of the builder
+    options: tuple[tuple[str, Any], ...] = ()  # options besides workers and microbatches
+    # builder of a user's schedule, which workers of a cluster cannot look up
     user_builder: schedules.Builder | None = None
 
     def __str__(self) -> str:
@@ -428,13 +428,13 @@ class Choice(NamedTuple):
 
     @property
     def is_planned(self) -> bool:
-        """Return whether the schedule's order depends on the op times of each system."""
+        """Return whether the order of ops depends on the op times of each system."""
         return is_planned(self.builder, dict(self.options))
 
 
 @functools.lru_cache(MAX_CACHED)
 def built(choice: Choice, num_workers: int, num_microbatches: int) -> ScheduleTable:
-    """Build a table, or return it with its programs from the cache of recent tables."""
+    """Build a table, or return it from the cache, which also keeps the table's programs."""
     size = {"num_workers": num_workers, "num_microbatches": num_microbatches}
     return choice.builder.function(**size, **dict(choice.options))
 
@@ -487,7 +487,7 @@ def _count(value: Any, where: str) -> int:
 
 _FILE_NAME = "a name or the path of a .json file"
 _MODEL, _SYSTEM_NAME = _text(load_model, _FILE_NAME), _text(load_system, _FILE_NAME)
-# an empty name leaves the systems as their files have them
+# an empty name stands for the software in the systems' files
 _STACK = _text(lambda name: load_stack(name) if name else AS_THE_SYSTEM, _FILE_NAME)
 _LAUNCHER = _text(lambda name: find_launcher(name).name, "the name of a launcher")
 
@@ -504,7 +504,7 @@ def _link_axis(name: str) -> FileField:
     return FileField(_as_written(parse_links, option.form), "")
 
 
-# each takes a value or a list; the target is the dimension of the dataset
+# {key of a declaration: field}; each takes a value or a list, and `target` names the dimension
 AXES: Mapping[str, FileField] = {
     "schedules": FileField(FieldKind(read_schedule), target="schedule"),
     "models": FileField(_MODEL, target="model"),

@@ -11,10 +11,11 @@ class SystemRuns(NamedTuple):
     """Results of one program on a batch of systems, from which outputs follow."""
 
     step_time: Float[NumpyArray, " batch"]  # [s]
-    busy: Float[NumpyArray, " batch"]  # of the mean worker [s]
-    tokens: Any  # of a step, in all replicas
-    accelerators: int  # of the job
-    share: Float[NumpyArray, "batch resources"]  # of critical paths; empty if no output needs it
+    busy: Float[NumpyArray, " batch"]  # busy time of the mean worker [s]
+    tokens: Any  # tokens of a step in all replicas
+    accelerators: int  # number of accelerators of the job
+    # share of the critical path that each resource takes; empty if no output needs shares
+    share: Float[NumpyArray, "batch resources"]
     systems: System  # the batch
 
 
@@ -24,12 +25,12 @@ class SweepOutput(NamedTuple):
     unit: str
     meaning: str
     values: Callable[[SystemRuns], NumpyArray]  # (batch), or (batch, resources)
-    dtype: str = ""  # of the dataset; "" for that of the sweep
-    needs_paths: bool = False  # whether it follows from `share`
-    is_measure: bool = True  # whether it is a number that ranks points
+    dtype: str = ""  # data type in the dataset; "" for that of the sweep
+    needs_paths: bool = False  # whether the output follows from `share`
+    is_measure: bool = True  # whether the output is a number that ranks points
     more_is_better: bool = False
-    is_resource: bool = False  # whether values are places in `RESOURCES`
-    per_resource: bool = False  # whether there is a value for each of them
+    is_resource: bool = False  # whether values are indices in `RESOURCES`
+    per_resource: bool = False  # whether there is a value for each resource
 
 
 OUTPUTS: Mapping[str, SweepOutput] = {

@@ -1,4 +1,8 @@
-"""Results of a sweep: its best points, and its Pareto fronts."""
+"""Results of a sweep: best points, Pareto fronts, knees of an axis, and regions of schedules.
+
+A measure is a number of each point, such as step_time. A cost is a measure or a numeric axis,
+negated if more is better. A candidate is a point that may be chosen.
+"""
 
 import json
 import math
@@ -21,23 +25,23 @@ from pipejax.sweep.store import CHECKSUM, FEASIBLE, ILLEGAL, NO_RESOURCE, OUT_OF
 if TYPE_CHECKING:
     import pandas as pd
 
-Points = Int[NumpyArray, " points"]  # positions of points
-_KEYS = {"schedules": "schedule", "models": "model", "systems": "system"}  # as declared
+Points = Int[NumpyArray, " points"]  # indices of points
+_KEYS = {"schedules": "schedule", "models": "model", "systems": "system"}  # {key: axis}
 
 
 class SweepResults(NamedTuple):
     """All points of a sweep in one flat order, in which the last axis varies fastest."""
 
-    axes: Mapping[str, NumpyArray]  # labels by axis, without axes of a single value
-    fixed: Mapping[str, Any]  # the label of each axis of a single value
-    units: Mapping[str, str]  # of axes and measures
-    status: Int[NumpyArray, " points"]  # place in `STATUS`
-    measures: Mapping[str, Float[NumpyArray, " points"]]  # by name, NaN where there is none
-    bound_by: NumpyArray | None  # (points) name of the resource, if the sweep kept it
+    axes: Mapping[str, NumpyArray]  # {axis of several values: labels}
+    fixed: Mapping[str, Any]  # {axis of a single value: label}
+    units: Mapping[str, str]  # {axis or measure: unit}
+    status: Int[NumpyArray, " points"]  # index in `STATUS`
+    measures: Mapping[str, Float[NumpyArray, " points"]]  # {measure: values}; NaN if unknown
+    bound_by: NumpyArray | None  # (points) name of the resource; None if the sweep lacks it
     reasons: NumpyArray  # (points) reason why a point is illegal, or ""
 
     def counts(self) -> dict[str, int]:
-        """Return the number of points with each status, by status."""
+        """Return {status: number of points}."""
         counts = np.bincount(self.status, minlength=len(STATUS))
         return dict(zip(STATUS, counts.tolist(), strict=True))
 
@@ -61,20 +65,20 @@ class SweepResults(NamedTuple):
         return pd.DataFrame(columns | {"reason": self.reasons[places]})
 
     def _labels(self, places: int | Points) -> dict[str, Any]:
-        """Return the axis labels of a point or of several points, by axis."""
+        """Return {axis: label of a point, or labels of several points}."""
         index = np.unravel_index(places, _sizes(self))
         return {name: labels[k] for (name, labels), k in zip(self.axes.items(), index, strict=True)}
 
     def where(self, conditions: Sequence[str]) -> Bool[NumpyArray, " points"]:
-        """Return whether each point meets all conditions, such as memory_bytes<80GB."""
+        """Return (points) whether a point meets all conditions, such as memory_bytes<80GB."""
         is_selected = np.ones(len(self.status), bool)
         for text in conditions:
             is_selected &= self._is_met(text)
         return is_selected
 
     def nearest(self, condition: str) -> tuple[str, float, str] | None:
-        """Return (name, nearest value, its unit) if no number meets a condition, else None."""
-        # It is also None if the values are texts, or the condition excludes a value by "!=".
+        """Return (name, nearest value, unit) if no number meets a condition."""
+        # It is None if a value meets the condition, if values are texts, or for conditions by "!=".
         name, sign, value = self._read(condition)
         labels = self.axes.get(name, np.array([self.fixed.get(name, "")]))
         if name in self.measures:
@@ -104,7 +108,7 @@ class SweepResults(NamedTuple):
         return places[np.argsort(cost[places], kind="stable")[:count]]
 
     def front(self, is_candidate: Bool[NumpyArray, " points"], names: Sequence[str]) -> Points:
-        """Return the Pareto front of two objectives, beginning with the best in the first."""
+        """Return the Pareto front of two objectives; the best in the first objective is first."""
         first_costs, second_costs = map(self.costs, names)
         points = np.flatnonzero(is_candidate & np.isfinite(first_costs) & np.isfinite(second_costs))
         return points[pareto_front(first_costs[points], second_costs[points])]
@@ -115,12 +119,12 @@ class SweepResults(NamedTuple):
         return -values if name in MORE_IS_BETTER else values
 
     def _along(self, name: str, values: NumpyArray) -> NumpyArray:
-        """Return each point's value (points), given a value for each label of an axis (labels)."""
+        """Return (points) the value of each point's label; `values` are those of all labels."""
         shape = [-1 if axis == name else 1 for axis in self.axes]
         return np.broadcast_to(values.reshape(shape), _sizes(self)).ravel()
 
     def _is_met(self, text: str) -> NumpyArray:
-        """Return a mask (points) of the points that meet a condition such as memory_bytes<80GB."""
+        """Return (points) whether a point meets one condition."""
         name, sign, value = self._read(text)
         if name in self.measures:
             return _compare(self.measures[name], sign, value, text)
@@ -129,7 +133,7 @@ class SweepResults(NamedTuple):
         return _compare(np.array([self.fixed[name]]), sign, value, text, printed=True)
 
     def _read(self, text: str) -> tuple[str, str, str]:
-        """Read a condition, as (name, sign, text of the value), with a number in SI units."""
+        """Read a condition as (name, sign, text of the value in SI units)."""
         condition = split_condition(text)
         if condition is None:
             raise wrong("where", f"must be as system=h100 or memory_bytes<80GB, got {text!r}")
@@ -150,8 +154,8 @@ def _compare(
     values: NumpyArray, sign: str, text: str, condition: str, *, printed: bool = False
 ) -> NumpyArray:
     """Return whether each value meets a condition, such as sign "<" and text "80"."""
-    # Texts compare by name, numbers by value. With `printed`, the text may also be the rounded form
-    # in which one of the values is printed. `condition` is the complete condition, for errors.
+    # Texts compare by name, and numbers by value. With `printed`, the text may be the rounded form
+    # in which a value is printed. `condition` is the complete condition, for errors.
     if values.dtype.kind not in "iuf":
         if sign not in ("=", "!="):
             raise ValueError(f"where {condition}: names are compared by = or !=")
@@ -165,7 +169,7 @@ def _compare(
         number = float(text)
     except ValueError:
         raise ValueError(f"where {condition}: expected a number, got {text!r}") from None
-    equal = np.isclose(values, number, rtol=EQUAL, atol=0.0)  # a unit is a factor that rounds
+    equal = np.isclose(values, number, rtol=EQUAL, atol=0.0)  # conversion of units rounds
     if printed and values.dtype.kind == "f" and not equal.any():
         printed_values = [float(PRINTED.format(value)) for value in values]
         equal = np.isclose(printed_values, number, rtol=EQUAL, atol=0.0)
@@ -189,7 +193,7 @@ def read_results(path: str | Path) -> SweepResults:
 
 
 def _flatten_variables(data: xr.Dataset) -> SweepResults:
-    """Return the results of a dataset: its variables as arrays with one entry per point."""
+    """Convert a dataset to results, whose arrays have one entry per point."""
     status = data["status"]
     dims = [str(dim) for dim in status.dims]
     is_whole = _is_whole(data)
@@ -218,10 +222,10 @@ def _flatten_variables(data: xr.Dataset) -> SweepResults:
 
 
 def _is_whole(data: xr.Dataset) -> Bool[NumpyArray, " points"]:
-    """Return for each point whether its block is complete; a block is a chunk of a variable."""
+    """Return (points) whether a point's block is complete; a block is a chunk of a variable."""
     status = data["status"]
     chunks = status.encoding["chunks"] if status.ndim else ()
-    # number of the chunk along each axis: 5 labels in chunks of 2 are 0 0 1 1 2
+    # number of the chunk along each axis: 5 labels in chunks of 2 have the numbers 0 0 1 1 2
     chunk_numbers = [np.arange(n) // chunk for n, chunk in zip(status.shape, chunks, strict=True)]
     counts = [int(numbers[-1]) + 1 for numbers in chunk_numbers]
     blocks = np.ravel_multi_index(np.ix_(*chunk_numbers), counts) if counts else np.array(0)
@@ -229,23 +233,19 @@ def _is_whole(data: xr.Dataset) -> Bool[NumpyArray, " points"]:
 
 
 def selectable(results: SweepResults, *, memory_limit: bool) -> Bool[NumpyArray, " points"]:
-    """Return whether each point may be chosen: legal and, with a memory limit, fitting."""
+    """Return (points) whether a point may be chosen; with a memory limit, it must fit."""
     fits = results.status == FEASIBLE
     return fits if memory_limit else fits | (results.status == OUT_OF_MEMORY)
 
-
-# Questions to a sweep: its best points, knees of an axis, and regions of the best choice.
-#
-# All of them take the least cost over the other axes.
 
 PointMask = Bool[NumpyArray, " points"]  # whether each point may be chosen
 
 
 class DistinctPoint(NamedTuple):
-    """A point, with all points of equal measures merged into it."""
+    """A point that stands for all points with equal measures."""
 
     place: int  # index of the first of these points
-    same: dict[str, list[Any]]  # by axis, the values of these points, if there are several
+    same: dict[str, list[Any]]  # {axis on which these points differ: their labels}
 
 
 def distinct_best(
@@ -259,7 +259,7 @@ def distinct_best(
 def distinct_front(
     results: SweepResults, is_candidate: PointMask, names: Sequence[str], front: Points
 ) -> list[DistinctPoint]:
-    """Return all points that tie with a point of a front, with points of equal measures merged."""
+    """Return the points that tie with a point of a front, with points of equal measures merged."""
     costs = np.stack([results.costs(name) for name in names])  # (names, points)
     places: dict[int, None] = {}
     for place in front:
@@ -273,11 +273,12 @@ def _distinct(
     results: SweepResults, order: Points, names: Sequence[str], count: int
 ) -> list[DistinctPoint]:
     """Return the first `count` points of an order, with equal points merged."""
-    # Points are equal if the measures `names`, and all others, print alike. Equal points at (zero
-    # 0, node 4), (zero 0, node 8), (zero 1, node 4) and (zero 1, node 8), which fill a box of the
-    # grid, are one result with `same` = {"zero": [0, 1], "node": [4, 8]}.
+    # Points are equal if all their measures, and the axes in `names`, print alike. Equal points
+    # merge if they fill a box of the grid. For example, equal points at (zero 0, node 4),
+    # (zero 0, node 8), (zero 1, node 4) and (zero 1, node 8) become one result with `same` =
+    # {"zero": [0, 1], "node": [4, 8]}.
     sizes = _sizes(results)
-    is_free = np.zeros(len(results.status), bool)  # points without a row yet
+    is_free = np.zeros(len(results.status), bool)  # points that are in no result yet
     is_free[order] = True
     is_free = is_free.reshape(sizes)
     measures = {
@@ -291,7 +292,7 @@ def _distinct(
         index = tuple(int(k) for k in np.unravel_index(place, sizes))
         if not is_free[index]:
             continue
-        # extend the point along one axis after the other by values with equal measures
+        # extend the box of equal points along one axis after the other
         ranges = [np.array([k]) for k in index]
         for axis, size in enumerate(sizes):
             grid = np.ix_(*[*ranges[:axis], np.arange(size), *ranges[axis + 1 :]])
@@ -315,12 +316,12 @@ def _prints_as(results: SweepResults, name: str, values: NumpyArray, value: Any)
 
 
 class Knee(NamedTuple):
-    """Range of an axis, around its best value, in which the cost is nearly optimal."""
+    """Range of an axis around the best value, in which the cost is nearly optimal."""
 
-    axis: str | None  # another axis, fixed at one value; None if all others are at their best
-    label: Any  # value of that other axis
-    low: float  # smallest value from which all values up to the best one are nearly optimal
-    high: float  # largest value up to which all values from the best one are nearly optimal
+    axis: str | None  # another axis that is fixed; None if all other axes are at their best
+    label: Any  # value at which this other axis is fixed
+    low: float  # lower end of the range: from here to the best value, all are nearly optimal
+    high: float  # upper end of the range
     cost: float  # largest cost from `low` to `high`
     best: float  # least cost along the axis
     best_at: float  # value of the axis with the least cost
@@ -330,8 +331,8 @@ def knees(
     results: SweepResults, is_candidate: PointMask, measure: str, axis: str, within: float
 ) -> Iterator[Knee]:
     """Yield ranges of an axis (knees) whose cost is at most a share `within` above the best."""
-    # The first range is over all points, at the best values of other axes; then comes a range for
-    # each value of each other axis.
+    # In the first range, all other axes are at their best values. In the other ranges, one other
+    # axis is fixed at one of its values.
     values = results.axes[axis]
     reported_axes = [a for a, labels in results.axes.items() if a != axis and len(labels) > 1]
     for other in (None, *reported_axes):
@@ -340,7 +341,7 @@ def knees(
             if not math.isfinite(curve[best]):
                 continue
             is_near = curve <= curve[best] + within * abs(curve[best])
-            # from the best to the first gap: is_near [F T T T F], best 2 -> low 1, high 3
+            # extend from the best value to both sides: is_near [F T T T F], best 2: low 1, high 3
             low = best + 1 - int(np.logical_and.accumulate(is_near[best::-1]).sum())
             high = best - 1 + int(np.logical_and.accumulate(is_near[best:]).sum())
             yield Knee(
@@ -357,8 +358,8 @@ def knees(
 def least_along(
     results: SweepResults, is_candidate: PointMask, measure: str, axis: str, other: str | None
 ) -> dict[Any, NumpyArray]:
-    """Return (axis) the least cost at each value of an axis, for each value of axis `other`."""
-    # Without another axis the only key is None. A cost is infinite if no point can be chosen.
+    """Return {value of axis `other`: least cost at each value of `axis`}."""
+    # Without `other`, the only key is None. A cost is infinite if no point can be chosen.
     axes = [*results.axes]
     costs = np.moveaxis(_costs(results, is_candidate, measure), axes.index(axis), -1)
     axes.remove(axis)
@@ -372,24 +373,24 @@ def least_along(
 
 
 class Regions(NamedTuple):
-    """Best label of one axis at each point of two other axes."""
+    """Best schedule at each value of an x axis and a y axis."""
 
-    names: list[str]  # labels that are best somewhere, ties as "a = b", the most frequent first
-    codes: Int[NumpyArray, "up across"]  # place in `names`, -1 where no point can be chosen
-    costs: Float[NumpyArray, "up across"]  # the least cost, NaN there
+    names: list[str]  # schedules that are best somewhere, the most frequent first; ties: "a = b"
+    codes: Int[NumpyArray, "y x"]  # index in `names`; -1 if no point can be chosen
+    costs: Float[NumpyArray, "y x"]  # least cost; NaN if no point can be chosen
 
 
 def regions(
-    results: SweepResults, is_candidate: PointMask, measure: str, across: str, up: str
+    results: SweepResults, is_candidate: PointMask, measure: str, x_axis: str, y_axis: str
 ) -> Regions:
-    """Find the best schedule at each point of two axes, with all other axes at their best."""
-    for axis in (across, up, "schedule"):
+    """Find the best schedule at each value of two axes, with all other axes at their best."""
+    for axis in (x_axis, y_axis, "schedule"):
         if axis not in results.axes:
             valid_names = ", ".join(results.axes)
             raise wrong("map", f"needs an axis {axis} of several values: there are {valid_names}")
-    places = [[*results.axes].index(axis) for axis in ("schedule", up, across)]
-    costs = np.moveaxis(_costs(results, is_candidate, measure), places, (0, 1, 2))
-    schedule_costs = costs.min(axis=tuple(range(3, costs.ndim)))  # (schedules, up, across)
+    axis_numbers = [[*results.axes].index(axis) for axis in ("schedule", y_axis, x_axis)]
+    costs = np.moveaxis(_costs(results, is_candidate, measure), axis_numbers, (0, 1, 2))
+    schedule_costs = costs.min(axis=tuple(range(3, costs.ndim)))  # (schedules, y, x)
     names, codes = least_named(schedule_costs, [str(label) for label in results.axes["schedule"]])
     return Regions(names, codes, np.where(codes < 0, math.nan, schedule_costs.min(axis=0)))
 
@@ -399,7 +400,7 @@ def _sizes(results: SweepResults) -> list[int]:
 
 
 def _costs(results: SweepResults, is_candidate: PointMask, measure: str) -> NumpyArray:
-    """Return a measure as a grid (axes in order); infinite if a point cannot be chosen."""
+    """Return costs as a grid, with axes in order; infinite for points that are no candidates."""
     costs = results.costs(measure)
     costs = np.where(is_candidate & np.isfinite(costs), costs, math.inf)
     return costs.reshape(_sizes(results))

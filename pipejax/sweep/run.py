@@ -1,7 +1,7 @@
-"""Run a sweep: evaluate every incomplete block, here or on a Dask cluster, and write it.
+"""Run a sweep: evaluate every incomplete block, in this process or on a Dask cluster, and write it.
 
-Only this process writes, so no block is written twice and workers need no shared folder. A block
-whose worker is lost is evaluated again by another one.
+Only this process writes. So no block is written twice, and workers need no shared folder. If a
+worker is lost, another worker evaluates its blocks again.
 """
 
 import dataclasses
@@ -56,21 +56,21 @@ from pipejax.sweep.store import (
 
 # Evaluation of one block of a sweep: every program once, with all systems of the block
 
-MAX_NUMBERS = 1 << 23  # costs of one kind that are priced at once: configurations times stages
-MAX_PLANS = 1000  # of one schedule and workload: a plan takes up to a second
+MAX_NUMBERS = 1 << 23  # largest number of systems x stages that are priced at once
+MAX_PLANS = 1000  # largest number of plans of a schedule and workload; a plan takes up to a second
 CURVES = ("compute_efficiency", "memory_efficiency")
 FLAGGED = ("collectives", "kernels")
 
-# axes that are fields of the workload as they stand; others have readers, or are no axes
+# axes whose values are fields of the workload; the fields in `_OTHERS` are read in other ways
 _OTHERS = ("model", "weight_share", "stragglers", "worker_places")
 WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload) if field.name not in _OTHERS)
 
-Values = dict[str, Any]  # array by variable
+Values = dict[str, Any]  # {variable: array}, or {axis: value}
 IN_FLOAT64 = functools.partial(jax.enable_x64, True)  # for prices; runs are in the sweep's dtype
 
 
 def evaluate_block(sweep: Sweep, block: Block) -> Values:
-    """Evaluate all points of a block; return an array for each variable, by name."""
+    """Evaluate all points of a block; return {variable: array}."""
     axes = [
         axis._replace(values=axis.values[cut])
         for axis, cut in zip(sweep.axes, block.cuts, strict=True)
@@ -102,7 +102,7 @@ class _PipelineJob(NamedTuple):
 
 
 def _evaluate_named(sweep: Sweep, point: Values, systems: System) -> Values:
-    """Call `_evaluate_systems`; its errors get the point's schedule and varied axes as a prefix."""
+    """Call `_evaluate_systems`, and name the point's schedule and varied axes in its errors."""
     try:
         return _evaluate_systems(sweep, point, systems)
     except ValueError as error:
@@ -113,8 +113,8 @@ def _evaluate_named(sweep: Sweep, point: Values, systems: System) -> Values:
 
 def _evaluate_systems(sweep: Sweep, point: Values, systems: System) -> Values:
     """Evaluate one schedule and workload on a batch of systems."""
-    # `point` has a value for each axis but those of the systems. The result has an array (systems)
-    # for each variable of the dataset. If the point is illegal, only status and reason are set.
+    # `point` is {axis: value} without the axes of systems. The result is {variable of the dataset:
+    # array (systems)}. If the point is illegal, only status and reason are set.
     num_systems = _num_systems(systems)
     variables = sweep_variables(sweep)
     values = {name: variable.empty(num_systems) for name, variable in variables.items()}
@@ -136,7 +136,7 @@ def _evaluate_systems(sweep: Sweep, point: Values, systems: System) -> Values:
         if job.table.offloads and not np.all(np.asarray(job_systems.host_link.bandwidth) > 0):
             raise ValueError("activations are offloaded, and a system has no host_link")
         fits = need <= np.asarray(job_systems.memory_available)
-        memory = values["memory_bytes"]  # (systems), or one number for all of them
+        memory = values["memory_bytes"]  # (systems), or () for all systems
         memory[rows if memory.ndim else ...] = need
         values["status"][rows] = np.where(fits, FEASIBLE, OUT_OF_MEMORY)
         batch_size = max(1, MAX_NUMBERS // job.table.num_stages)
@@ -153,9 +153,9 @@ def _num_systems(systems: System) -> int:
 
 
 def _usable_systems(workload: Workload, systems: System) -> tuple[Rows, str]:
-    """Return the positions of systems that a workload can have, and why others are refused."""
-    # Systems that lack the same numbers are of one kind; the first system of each kind is checked.
-    # has_number (numbers, systems) [[1 0 1], [1 1 1]] -> kinds [1 0 1], examples [1 0]
+    """Return indices of the systems that can run a workload, and why other systems are refused."""
+    # Systems that lack the same numbers have one kind. The first system of each kind is checked.
+    # has_number (numbers, systems) [[1 0 1], [1 1 1]] gives kinds [1 0 1] and examples [1 0].
     numbers = [*vars(systems.narrow_peaks).values(), systems.host.memory_bandwidth]
     numbers.append(systems.host_link.bandwidth)
     size = _num_systems(systems)
@@ -180,7 +180,7 @@ def _select(systems: System, rows: Rows) -> System:
 
 
 def _workload(point: Values, systems: System) -> Workload:
-    """Return the workload of a point: its values by axis, and defaults of launcher and software."""
+    """Return the workload of a point, with the defaults of launcher and software."""
     model, _, defaults = launcher_defaults(
         point.get("launcher"), point["model"], systems, point["stack"], point["workers"]
     )
@@ -197,9 +197,9 @@ def _workload(point: Values, systems: System) -> Workload:
 def _pipeline_jobs(
     point: Values, workload: Workload, systems: System
 ) -> Iterator[tuple[Rows, _PipelineJob]]:
-    """Yield (positions of systems, job) for the systems that run the same table."""
-    # A schedule with a fixed order has one table, so all systems form one group. A planned schedule
-    # has a table for each set of op times.
+    """Yield (indices of systems, job) for each group of systems with the same table."""
+    # If the order of ops is fixed, all systems have the same table. A planned schedule has a table
+    # for each set of op times.
     num_microbatches = point.get("microbatches")
     if num_microbatches is None:
         num_microbatches, remainder = divmod(point["minibatch"], point["microbatch_size"])
@@ -227,7 +227,7 @@ def _pipeline_jobs(
     if not choice.is_planned:
         yield np.arange(_num_systems(systems)), make_job(built(choice, **size))
         return
-    # plan from the op times that a table of this size has on each system
+    # plan with the op times of a table of this size on each system
     example = make_job(similar_table(choice.builder, size, options))
     has_host_link = bool(np.all(np.asarray(systems.host_link.bandwidth) > 0))
     priced = price_systems(stage_work(workload, example.table, offloads=has_host_link), systems)
@@ -248,7 +248,7 @@ def _links(point: Values) -> Links:
 
 
 def _price(job: _PipelineJob, work: StageWork, systems: System, sweep: Sweep) -> PricedSystems:
-    """Return the op times of a job on each system, with slow workers and fused pairs applied."""
+    """Price a job on each system, with factors of slow workers and of fused pairs."""
     priced = price_systems(work, systems, dtype=sweep.dtype)
     slowed_costs = job.slowed.costs(priced.costs)
     if job.workload.pair_factor != 1:
@@ -258,7 +258,7 @@ def _price(job: _PipelineJob, work: StageWork, systems: System, sweep: Sweep) ->
 
 
 def _run(job: _PipelineJob, priced: PricedSystems, sweep: Sweep) -> Values:
-    """Evaluate a batch of systems; return an array (systems, ...) for each output."""
+    """Evaluate a batch of systems; return {output: array (systems, ...)}."""
     # Systems that send the same messages eagerly share a program.
     size = _num_systems(priced.systems)
     results: Values = {}
@@ -275,7 +275,7 @@ def _run(job: _PipelineJob, priced: PricedSystems, sweep: Sweep) -> Values:
 def _run_program(
     program: Program, job: _PipelineJob, priced: PricedSystems, sweep: Sweep
 ) -> Values:
-    """Return step times [s] and the sweep's outputs, as (systems, ...), for one program."""
+    """Return {output: array (systems, ...)} for one program, including step times [s]."""
     program = by_microbatch(program) if job.slowed.differ else program
     size = _num_systems(priced.systems)
     share: NumpyArray = np.zeros((0, 0))
@@ -294,9 +294,9 @@ def _run_program(
 
 
 def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
-    """Return the time that the mean worker computes, for each row of a batch of costs [s]."""
-    # The work is a sum over ops: their number on the mean worker times the op time. A fused pair
-    # without a time of its own counts as two ops: F and B.
+    """Return (batch) the compute time of the mean worker [s]."""
+    # The compute time is a sum over ops: number of ops on the mean worker, times the op time. A
+    # fused pair without a time of its own counts as two ops, F and B.
     layout = program.layout
     counts = op_counts(program).sum(axis=0) / program.num_workers
     first, pairs = layout.first_pair, counts[layout.first_pair : layout.first_link]
@@ -312,7 +312,7 @@ def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
         if row.any():
             leaf = getattr(costs, PHASE_FIELDS[phase.name])
             weights = row.sum(axis=1) if leaf.ndim == 2 else row.ravel()
-            # stage by stage: the order in which BLAS adds depends on that
+            # this memory order fixes the order in which BLAS adds
             rows = np.asfortranarray(leaf.reshape(len(leaf), -1))
             totals.append(rows @ weights.astype(leaf.dtype))
     return functools.reduce(operator.add, totals)
@@ -321,9 +321,8 @@ def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
 def stack_systems(axes: list[Axis], software: Stack) -> System:
     """Return all systems of a block, with their software, as one batched system."""
     # `axes` are the systems, the accelerators per node, and fields of systems. The batch has every
-    # combination of their values; the last field varies fastest.
-    # The grid has axes (systems, node sizes, field 1, field 2, ..), which are flattened at the
-    # end. The software applies to the systems before their fields are varied.
+    # combination of their values: a grid (systems, node sizes, field 1, field 2, ..), flattened at
+    # the end. The software applies to the systems before their fields are varied.
     system_axis, node_axis, *fields = axes
     members = tuple(map(software.on, system_axis.values))
     grid = (len(members), len(node_axis.values), *(len(axis.values) for axis in fields))
@@ -333,7 +332,7 @@ def stack_systems(axes: list[Axis], software: Stack) -> System:
         lambda *leaves: np.array(leaves, float).reshape(-1, 1, *ones),
         *_with_equal_structure(members),
     )
-    for k, axis in enumerate(fields):  # on axis 2 + k of the grid
+    for k, axis in enumerate(fields):  # field k is axis 2 + k of the grid
         stacked = stacked.with_number(axis.name, np.array(axis.values).reshape(-1, *ones[k + 1 :]))
     gpus_per_node = np.array(node_sizes, float).reshape(*grid[:2], *ones)
     stacked = dataclasses.replace(stacked, gpus_per_node=gpus_per_node)
@@ -341,9 +340,9 @@ def stack_systems(axes: list[Axis], software: Stack) -> System:
 
 
 def _with_equal_structure(systems: tuple[System, ...]) -> list[System]:
-    """Return systems whose fields can be stacked: with as many numbers, and without texts."""
-    # Efficiency curves are padded to one length with steps at infinite sizes. Flags that differ
-    # between systems become numbers.
+    """Convert systems to equal structure, so that their fields can be stacked."""
+    # Texts are removed. Efficiency curves are padded to equal length with steps at infinite sizes.
+    # Flags that differ between systems become numbers.
     flags = {jax.tree.structure([getattr(system, name) for name in FLAGGED]) for system in systems}
     longest = {name: max(len(getattr(system, name).sizes) for system in systems) for name in CURVES}
 
@@ -352,7 +351,6 @@ def _with_equal_structure(systems: tuple[System, ...]) -> list[System]:
         return Efficiency(curve.sizes + (np.inf,) * count, curve.shares + curve.shares[-1:] * count)
 
     def convert(system: System) -> System:
-        """Return a system without texts, with padded curves and, if need be, flags as numbers."""
         curves: dict[str, Any] = {
             name: pad(getattr(system, name), steps) for name, steps in longest.items()
         }
@@ -364,8 +362,8 @@ def _with_equal_structure(systems: tuple[System, ...]) -> list[System]:
     return [convert(system) for system in systems]
 
 
-BLOCKS_PER_THREAD = 2  # of the cluster, at work or waiting
-SCHEDULER_TIMEOUT = 10.0  # seconds to wait for the scheduler to answer
+BLOCKS_PER_THREAD = 2  # number of submitted blocks per thread of the cluster
+SCHEDULER_TIMEOUT = 10.0  # time limit for the scheduler's answer [s]
 
 
 def run_sweep(
@@ -383,9 +381,10 @@ def run_sweep(
       declaration: the sweep, its declaration, or the path of a TOML file (`read_sweep`).
       out: path of the store.
       resume: whether to continue an existing store; complete blocks stay.
-      replace: whether to replace an existing store, of this grid or another.
+      replace: whether to replace an existing store, even of another grid.
       scheduler: address of a Dask scheduler, to run on its cluster; default: this process.
-      on_progress: called with the points done, all points and "points", after every block.
+      on_progress: called after every block with the number of finished points, the number of all
+        points, and "points".
 
     Returns:
       The dataset, opened lazily from the store.
@@ -393,8 +392,9 @@ def run_sweep(
     Raises:
       ValueError: if the declaration is wrong, or the store holds another grid or was begun by
         other code.
-      FileExistsError: if there is a store and neither resume nor replace is given.
-      OSError: if it cannot be written, another process writes to it, or no scheduler answers.
+      FileExistsError: if the store exists, and neither resume nor replace is True.
+      OSError: if the store cannot be written, another process writes to it, or no scheduler
+        answers.
 
     Example:
       >>> import tempfile
@@ -433,8 +433,8 @@ def run_sweep(
 
 def evaluate_remote(address: str, sweep: Sweep, numbers: list[int]) -> Iterator[tuple[int, Values]]:
     """Evaluate blocks on the workers of a Dask scheduler; yield (number, values) in any order."""
-    # Each thread of the cluster has `BLOCKS_PER_THREAD` blocks, so few are in memory at once.
-    from distributed import Client, as_completed  # Dask is an extra
+    # Each thread of the cluster gets `BLOCKS_PER_THREAD` blocks, so that few are in memory.
+    from distributed import Client, as_completed  # an optional dependency
 
     try:
         client = Client(address, timeout=SCHEDULER_TIMEOUT)

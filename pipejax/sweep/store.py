@@ -1,7 +1,7 @@
 """Dataset of a sweep: its variables, its blocks, and its Zarr store.
 
-A block is evaluated and written at once, its checksum last; one without a correct checksum is
-evaluated again. The content of the store does not depend on the times or the order of writes.
+A block is evaluated and written at once, with the checksum last. A block without a correct checksum
+is evaluated again. The content of the store does not depend on the order of writes.
 """
 
 import contextlib
@@ -40,28 +40,28 @@ from pipejax.sweep.outputs import OUTPUTS, SweepOutput
 STATUS = ("not evaluated", "feasible", "out of memory", "illegal")
 FEASIBLE, OUT_OF_MEMORY, ILLEGAL = 1, 2, 3
 NO_RESOURCE = -1
-POINTS = 1 << 17  # of a block at most: a second of work or so, and files of a megabyte
+POINTS = 1 << 17  # largest number of points in a block: about a second of work, files of a megabyte
 CHECKSUM = "block_checksum"
-SAME = ("grid", *ORIGIN)  # attributes that the blocks of one dataset have in common
-FORMAT: Any = 2  # of Zarr: it has a specified form of text
+SAME = ("grid", *ORIGIN)  # attributes that all blocks of a dataset share
+FORMAT: Any = 2  # version of Zarr's format, which specifies how texts are stored
 TEXT = "str"
-PARTIAL = "*.partial"  # what Zarr was writing when the process was killed
-SHAPES = 8  # programs of a block at most, for they take time whatever the number of systems
+PARTIAL = "*.partial"  # incomplete files of a killed process
+SHAPES = 8  # largest number of programs in a block; each takes time at any number of systems
 
 
 class Variable(NamedTuple):
     """A variable of the dataset."""
 
-    dtype: str  # of its values; "str" for text
-    fill: Any  # value of points that are not evaluated
-    unit: str  # of its values
-    meaning: str  # its long name
-    per_system: bool  # whether it differs by system, not only by schedule and workload
-    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()  # further dimension and its labels, or none
+    dtype: str  # data type; "str" for text
+    fill: Any  # value at points that are not evaluated
+    unit: str
+    meaning: str  # description, the "long_name"
+    per_system: bool  # whether the variable has the axes of systems
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()  # () or ((further dimension, labels),)
     flags: tuple[str, ...] = ()  # meanings of the values 0, 1, ..
 
     def places(self, sweep: Sweep) -> list[int]:
-        """Return the positions of the variable's axes that list several values."""
+        """Return the indices of the variable's axes that are dimensions of the dataset."""
         used = sweep.axes if self.per_system else sweep.shape_axes
         return [place for place, axis in enumerate(used) if axis.is_listed]
 
@@ -72,14 +72,14 @@ class Variable(NamedTuple):
 
     @property
     def extra_shape(self) -> tuple[int, ...]:
-        """Return the size of the dimension beyond the axes, such as resources; () without one."""
+        """Return the size of the further dimension, such as resources; () without one."""
         return tuple(len(labels) for _, labels in self.extra)
 
 
 def sweep_variables(sweep: Sweep) -> Mapping[str, Variable]:
-    """List the variables that a sweep keeps."""
+    """Return {name: variable} of the dataset of a sweep."""
     (choices,) = (axis.values for axis in sweep.shape_axes if axis.name == "schedule")
-    has_plans = any(choice.is_planned for choice in choices)  # one for each system
+    has_plans = any(choice.is_planned for choice in choices)  # then tables differ by system
     variables = {
         "step_time": Variable(sweep.dtype, np.nan, "s", "time of one training step", True),
         "status": Variable(
@@ -95,7 +95,7 @@ def sweep_variables(sweep: Sweep) -> Mapping[str, Variable]:
 
 
 def _output_variable(output: SweepOutput, dtype: str) -> Variable:
-    """Return the variable in which a dataset keeps an output."""
+    """Return the variable of an output."""
     return Variable(
         dtype=output.dtype or dtype,
         fill=NO_RESOURCE if output.is_resource else np.nan,
@@ -110,12 +110,12 @@ def _output_variable(output: SweepOutput, dtype: str) -> Variable:
 class Block(NamedTuple):
     """A box-shaped part of the grid, which is evaluated and written at once."""
 
-    number: int  # counted from 0, the last axis fastest
-    cuts: tuple[slice, ...]  # (axes) values of each axis that it has
+    number: int  # counted from 0; the last axis varies fastest
+    cuts: tuple[slice, ...]  # (axes) slice of the block on each axis
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the number of the block's values on each axis."""
+        """Return (axes) the number of values in the block."""
         return tuple(cut.stop - cut.start for cut in self.cuts)
 
     @property
@@ -125,9 +125,8 @@ class Block(NamedTuple):
 
 
 def block_shape(sweep: Sweep) -> tuple[int, ...]:
-    """Choose the number of values that a block has on each axis."""
-    # From the last axis to the first, a block has at most `POINTS` points and `SHAPES`
-    # compilations.
+    """Choose (axes) the number of values in a block."""
+    # From the last axis to the first, a block gets as many values as `POINTS` and `SHAPES` allow.
     counts: list[int] = []
     points = shapes = 1
     for place in reversed(range(len(sweep.axes))):
@@ -135,7 +134,7 @@ def block_shape(sweep: Sweep) -> tuple[int, ...]:
         limit = POINTS // points
         if is_shape:
             limit = min(limit, SHAPES // shapes)
-        # blocks of equal size share compilations: 10 values, at most 9 in a block, are 5 and 5
+        # Blocks of equal size share compilations. So 10 values in blocks of at most 9 are 5 and 5.
         length = len(sweep.axes[place].values)
         num_blocks = math.ceil(length / max(1, limit))
         count = math.ceil(length / num_blocks)
@@ -166,7 +165,7 @@ def _blocks_by_axis(sweep: Sweep) -> list[int]:
 
 
 class BlockStore:
-    """A store open for writing; only `open_store` makes it, because that holds the lock."""
+    """A store open for writing; `open_store` makes it and holds the lock."""
 
     def __init__(self, sweep: Sweep, path: Path) -> None:
         self.sweep = sweep
@@ -174,7 +173,7 @@ class BlockStore:
         self._arrays: dict[str, Any] = dict(group.arrays())
 
     def write(self, block: Block, values: dict[str, Any]) -> None:
-        """Write a block's arrays, given by variable, and then its checksum."""
+        """Write {variable: array} of a block, and then its checksum."""
         regions = self._regions(block)
         for name, region in regions.items():
             self._arrays[name][region] = values[name]
@@ -194,8 +193,8 @@ class BlockStore:
         return checksum == _checksum(parts)
 
     def _regions(self, block: Block) -> dict[str, tuple[Any, ...]]:
-        """Return the index of each variable's array that a block writes, by variable."""
-        # A variable without axes of systems is written by the first block of systems.
+        """Return {variable: index of its array that the block writes}."""
+        # The first block of systems writes the variables without axes of systems.
         is_first = not any(cut.start for cut in block.cuts[len(self.sweep.shape_axes) :])
         return {
             name: (*(block.cuts[place] for place in variable.places(self.sweep)), ...)
@@ -220,12 +219,12 @@ def open_store(
 ) -> Iterator[BlockStore]:
     """Create, resume or replace a store, and hold its lock."""
     check_path = functools.partial(_check_path, sweep, path, resume=resume, replace=replace)
-    check_path()  # before the lock: nothing is put into others' folders
+    check_path()  # before the lock, which would put a file into the folder
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}", str(path))
     with locked(path, wait=False):
         check_path()  # another process may have written before the lock
-        with name_in_errors(path):  # a full disk names no file
+        with name_in_errors(path):  # the error of a full disk names no file
             if replace:
                 _remove_content(path)
             _restore(sweep, path)
@@ -233,7 +232,7 @@ def open_store(
 
 
 def _remove_content(path: Path) -> None:
-    """Remove all files except the lock; attributes last, since they mark the folder as a store."""
+    """Remove all files except the lock; attributes, which mark a store, come last."""
     for entry in sorted(path.iterdir(), key=lambda entry: entry.name == ATTRIBUTES):
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
@@ -266,12 +265,12 @@ def _check_path(sweep: Sweep, path: Path, *, resume: bool, replace: bool) -> Non
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether a file is a leftover of a process that was killed before it made the store."""
+    """Return whether a file is a lock or a draft of a killed process."""
     return path.name == LOCK or DRAFT in path.name
 
 
 def _read_attributes(path: Path) -> dict[str, Any]:
-    """Return a store's attributes from whichever file is intact; empty if no file is."""
+    """Return the attributes of a store from the first intact file; empty if none is intact."""
     for name, inside in ((ATTRIBUTES, ()), (".zmetadata", ("metadata", ATTRIBUTES))):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             content = json.loads((path / name).read_bytes())
@@ -282,9 +281,9 @@ def _read_attributes(path: Path) -> dict[str, Any]:
 
 
 def _restore(sweep: Sweep, path: Path) -> None:
-    """Write the axes, units and metadata of a store; files that are intact stay."""
-    # Each missing or different file is replaced atomically. Attributes come first: they mark the
-    # folder as a store, so a later run can restore the rest.
+    """Write the axes, units and metadata of a store; intact files stay."""
+    # Each missing or different file is replaced atomically. Attributes come first, because they
+    # mark the folder as a store that a later run can restore.
     for partial in path.rglob(PARTIAL):
         partial.unlink()
     with draft_folder(path / "metadata", is_locked=True) as draft:
@@ -310,7 +309,7 @@ def _create_arrays(sweep: Sweep, path: Path) -> None:
             shape=(*(sweep.sizes[dim] for dim in dims), *variable.extra_shape),
             chunks=(*(size[place] for place in places), *variable.extra_shape),
             dtype=variable.dtype,
-            # a fill value is read as "missing": only numbers that can be missing have one
+            # a fill value is read as "missing", so only floats have a fill value
             fill_value=variable.fill if variable.dtype.startswith("float") else None,
             attributes=_attributes(variable, [*dims, *(dim for dim, _ in variable.extra)]),
         )

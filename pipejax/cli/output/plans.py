@@ -127,7 +127,7 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
             why = f"measured runs differ more from it {kind} than from the first"
         if evidence is not None and evidence.is_many and not evidence.differs:
             why = f"predictions of its kind {kind} are {evidence.mean_error:.3g} % off"
-        if best.memory_bytes <= request.sure_room < entry.memory_bytes:
+        if best.memory_bytes <= request.safe_memory < entry.memory_bytes:
             factor = request.memory_factors[-1]
             need = gigabytes(factor * entry.memory_bytes)
             why = f"faster if it fits ({need} at {factor:.3g} times the predicted memory)"
@@ -231,11 +231,11 @@ def _memory_limit(plan: "PlanResult") -> object:
     """Return the memory that tensors may take, and why."""
     request = plan.request
     if request.memory_limit is not None:
-        return plain(f"memory limit: {gigabytes(request.room)} (--memory-limit)")
+        return plain(f"memory limit: {gigabytes(request.usable_memory)} (--memory-limit)")
     available = gigabytes(float(request.system.memory_available))
     return plain(
-        f"memory limit: {gigabytes(request.room)} = {available} minus {100 * request.headroom:g} % "
-        "for fragmentation (--headroom)"
+        f"memory limit: {gigabytes(request.usable_memory)} = {available} minus "
+        f"{100 * request.headroom:g} % for fragmentation (--headroom)"
     )
 
 

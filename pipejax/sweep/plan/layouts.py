@@ -1,4 +1,8 @@
-"""Layouts of a job: every legal choice of degrees, microbatch size and schedule, as columns."""
+"""Layouts of a job: every legal choice of degrees, microbatch size and schedule, as columns.
+
+Edge units are the number of layers that embedding and head each count as when layers are assigned
+to stages. Layouts with equal degrees in `IDEA` are one idea; only its fastest layout is reported.
+"""
 
 import dataclasses
 import functools
@@ -38,15 +42,15 @@ from pipejax.schedules.table.table import check_usual
 from pipejax.sweep.plan.programs import ProgramShape, build_table, refusal
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")
-ZERO = tuple(range(1 + (WORKLOAD_FIELDS["zero"].largest or 0)))  # what replicas may split
-EDGE_UNITS = (0, 1)  # layers that embedding and head each count as when layers are assigned
-# parts that published recipes of models with latent attention recompute
+ZERO = tuple(range(1 + (WORKLOAD_FIELDS["zero"].largest or 0)))
+EDGE_UNITS = (0, 1)  # default choices
+# parts of a layer that published recipes of models with latent attention recompute
 LATENT_PARTS = ("mla_up_proj", "mla_up_proj+mlp")
 COUNTED = (
     *("tensor", "context", "expert", "expert_tensor", "data", "pipeline", "stages_per_worker"),
 )
 SHARED = tuple(sorted(name for name, field in WORKLOAD_FIELDS.items() if field.in_plan))
-IDEA = ("tensor", "pipeline", "expert", "expert_tensor")  # one reported layout of each
+IDEA = ("tensor", "pipeline", "expert", "expert_tensor")
 CHOICES = (*COUNTED, "microbatch_size", "zero", "edge_units", "recompute")
 
 
@@ -57,18 +61,18 @@ class PlanRequest:
 
     model: Model  # the transformer
     system: System  # the machine
-    gpus: int  # accelerators, all of which are used
+    gpus: int  # number of accelerators, all of which are used
     minibatch: int  # sequences per step of the whole job
     schedules: tuple[str, ...] = SCHEDULES  # names of schedules with a fixed order of ops
-    # by axis (`CHOICES`) the values that are allowed; for others all that are legal
+    # {axis in `CHOICES`: allowed values}; other axes have all legal values
     choices: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    links: Links = dataclasses.field(default_factory=Links)  # link model, and what is shared
+    links: Links = dataclasses.field(default_factory=Links)
     # fields of `Workload` that all layouts have in common (`SHARED`)
     shared: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    stack: str = ""  # the software, by name; empty for what the system's file takes for granted
-    memory_limit: float | None = None  # of an accelerator's tensors [B]; None: as `headroom`
-    headroom: float = HEADROOM  # share of an accelerator's memory that no tensor may have
-    launcher: str = ""  # the launcher that must run the layouts; any if empty
+    stack: str = ""  # name of the software; empty for the software in the system's file
+    memory_limit: float | None = None  # memory for tensors of an accelerator [B]; None: `headroom`
+    headroom: float = HEADROOM  # share of an accelerator's memory that tensors may not use
+    launcher: str = ""  # launcher that must run the layouts; empty for any launcher
 
     def __post_init__(self) -> None:
         check_types(model=(self.model, Model), system=(self.system, System))
@@ -87,13 +91,13 @@ class PlanRequest:
         for name in self.shared:
             if name not in SHARED:
                 raise unknown("field of all layouts", name, SHARED)
-        workload = Workload(self.model, self.minibatch, **self.shared)  # which checks them
+        workload = Workload(self.model, self.minibatch, **self.shared)  # checks the fields
         check_machine(workload, self.system)
         for recompute in chosen.get("recompute", ()):
-            dataclasses.replace(workload, recompute=recompute)  # which checks it
+            dataclasses.replace(workload, recompute=recompute)  # checks the recomputation
 
     @property
-    def room(self) -> float:
+    def usable_memory(self) -> float:
         """Return the memory of an accelerator that a layout may need [B]."""
         if self.memory_limit is not None:
             return float(self.memory_limit)
@@ -101,16 +105,17 @@ class PlanRequest:
 
     @property
     def memory_factors(self) -> list[float]:
-        """Return measured / predicted memory of each of the launcher's runs, ascending."""
+        """List the ratios measured / predicted memory of the launcher's runs, ascending."""
         source = find_launcher(self.launcher).source if self.launcher else ""
         return memory_factors(source, operand_bits(self.shared.get("precision", "")))
 
     @property
-    def sure_room(self) -> float:
-        """Return a memory [B]; layouts predicted to need less fit despite the largest error."""
+    def safe_memory(self) -> float:
+        """Return the predicted memory [B] up to which layouts fit despite the largest error."""
         if self.memory_limit is not None:
-            return self.room
-        return sure_memory(self.room, float(self.system.memory_available), self.memory_factors)
+            return self.usable_memory
+        available = float(self.system.memory_available)
+        return sure_memory(self.usable_memory, available, self.memory_factors)
 
     @functools.cached_property
     def recomputations(self) -> tuple[str, ...]:
@@ -127,7 +132,7 @@ class PlanRequest:
 
     @property
     def edge_units(self) -> tuple[int, ...]:
-        """Return the allowed layers that embedding and head each count as."""
+        """Return the allowed edge units."""
         return self.choices.get("edge_units", EDGE_UNITS)
 
     def allowed(self, axis: str, values: Sequence[Any]) -> list[Any]:
@@ -158,7 +163,7 @@ def _check_schedules(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_values(axis: str, values: Sequence[Any]) -> tuple[Any, ...]:
-    """Check the values that a user allows on one axis, and return them."""
+    """Check and return the values that a user allows on one axis."""
     if axis not in CHOICES:
         raise unknown("choice", axis, CHOICES)
     if not values:
@@ -171,11 +176,11 @@ def _check_values(axis: str, values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(whole_number(value, axis, minimum=minimum, maximum=MAX_COUNT) for value in values)
 
 
-# limits if c or V is not asked for
-MIN_TOKENS = 1024  # of a sequence on one accelerator of context parallelism
-MAX_STAGES = 16  # of a worker
-UNEVEN = 0.1  # layers that the fullest stage has above the mean
-IN_GROUPS = "interleaved-1f1b"  # whose runtimes take microbatches in whole groups of P
+# limits if the request does not choose context or stages_per_worker
+MIN_TOKENS = 1024  # least tokens of a sequence on an accelerator of context parallelism
+MAX_STAGES = 16  # largest number of stages of a worker
+UNEVEN = 0.1  # largest share of layers by which the fullest stage may exceed the mean
+IN_GROUPS = "interleaved-1f1b"  # schedule whose number of microbatches is a multiple of P
 
 Column = Int[NumpyArray, " layouts"]
 
@@ -184,19 +189,19 @@ Column = Int[NumpyArray, " layouts"]
 class Layouts(NamedTuple):
     """Layouts of a job as columns, with one entry per layout."""
 
-    schedule: Column  # place of its name in the request's `schedules`
+    schedule: Column  # index in the request's `schedules`
     pipeline: Column  # P
     stages_per_worker: Column  # V
     tensor: Column  # t
     context: Column  # c
     expert: Column  # e
-    expert_tensor: Column  # accelerators that split each expert, 1 without experts
+    expert_tensor: Column  # number of accelerators that split each expert; 1 without experts
     data: Column  # d
     microbatch_size: Column  # b [sequences]
     microbatches: Column  # M
-    recompute: Column  # place of its name in the request's `recomputations`
-    zero: Column  # what replicas split, 0 to 3
-    edge_units: Column  # layers that embedding and head each count as when layers are assigned
+    recompute: Column  # index in the request's `recomputations`
+    zero: Column  # ZeRO stage, 0 to 3
+    edge_units: Column
 
     def __len__(self) -> int:
         return len(self.schedule)
@@ -207,35 +212,36 @@ class Layouts(NamedTuple):
 
     @property
     def stages(self) -> Column:
-        """Number of stages of each layout's pipeline."""
+        """Return the number of stages of each layout's pipeline."""
         return self.pipeline * self.stages_per_worker
 
     @property
     def idea(self) -> Column:
-        """Return a number per layout, equal for layouts with equal `IDEA` and ZeRO-3 use."""
+        """Return a number per layout, equal for layouts with equal degrees and use of ZeRO 3."""
         columns = np.stack([*(getattr(self, axis) for axis in IDEA), self.zero >= 3], axis=1)
         return np.unique(columns, axis=0, return_inverse=True)[1].ravel()
 
-    def described(self, request: PlanRequest, place: int) -> dict[str, Any]:
+    def described(self, request: PlanRequest, row: int) -> dict[str, Any]:
         """Return the fields of one layout, named as in rows of measured runs."""
-        fields = {name: int(column[place]) for name, column in self._asdict().items()}
+        fields = {name: int(column[row]) for name, column in self._asdict().items()}
         del fields["edge_units"]
         return fields | {
             "schedule": request.schedules[fields["schedule"]],
             "recompute": request.recomputations[fields["recompute"]],
             "sequence_parallel": fields["tensor"] > 1 and request.has_sequence_parallel,
-            "embedding_units": int(self.edge_units[place]),
-            "loss_units": int(self.edge_units[place]),
+            "embedding_units": int(self.edge_units[row]),
+            "loss_units": int(self.edge_units[row]),
         }
 
 
 def enumerate_layouts(request: PlanRequest) -> Layouts:
     """Return every legal layout of a job, each layout as one row of the columns."""
-    # Tensor parallelism stays inside a node and divides heads and MLP. t c d P is the number of
-    # accelerators, d b M the minibatch. Experts, complete or divided by t, are spread over divisors
-    # of t c d. Context parallelism divides a sequence into 2 c equal parts, which balance the
-    # causal mask. Several stages of a worker share layers (and edge units) evenly. Layouts whose
-    # schedule does not exist for P or M are dropped.
+    # t c d P is the number of accelerators, and d b M is the minibatch. Tensor parallelism stays
+    # inside a node, and divides heads and MLP. Experts are whole or split into t parts; the number
+    # of accelerators that they are spread over divides t c d. Context parallelism divides a
+    # sequence into 2 c equal parts, which balance the causal mask. If workers have several stages,
+    # layers and edge units are divided evenly. Layouts whose schedule does not exist for P or M are
+    # left out.
     splits = [
         (schedule, workers, stages, *degrees, data, size, request.minibatch // (data * size))
         for schedule, workers, stages in _pipes(request)
@@ -276,9 +282,9 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
     return layouts
 
 
-def layout_workload(request: PlanRequest, layouts: Layouts, place: int) -> Workload:
-    """Return the workload of one layout, as other commands take it."""
-    layout = layouts.described(request, place)
+def layout_workload(request: PlanRequest, layouts: Layouts, row: int) -> Workload:
+    """Return the workload of one layout."""
+    layout = layouts.described(request, row)
     is_default = request.model.moe is None or layout["expert_tensor"] == layout["tensor"]
     return Workload(
         request.model,
@@ -298,7 +304,7 @@ def layout_workload(request: PlanRequest, layouts: Layouts, place: int) -> Workl
 
 
 def program_shape(request: PlanRequest, layouts: Layouts, row: int) -> ProgramShape:
-    """Return schedule, workers and stages per worker, which determine a layout's tables."""
+    """Return the program shape of a layout: schedule, workers and stages per worker."""
     return ProgramShape(
         request.schedules[layouts.schedule[row]],
         int(layouts.pipeline[row]),
@@ -307,11 +313,13 @@ def program_shape(request: PlanRequest, layouts: Layouts, row: int) -> ProgramSh
 
 
 def _launcher_refusals(request: PlanRequest, layouts: Layouts) -> NumpyArray:
-    """Return a text for each layout (layouts): features that the launcher lacks; "" for none."""
+    """Return (layouts) why the launcher cannot run a layout; "" if it can."""
     if not request.launcher:
         return np.full(len(layouts), "", object)
-    # A launcher refuses schedules, numbers of microbatches that P does not divide, and combinations
-    # of exchanges. It answers the same for all layouts that use these, and for fewer microbatches.
+    # A launcher may refuse schedules, numbers of microbatches that P does not divide, and
+    # combinations of exchanges. So one layout is checked for each class of layouts that are equal
+    # in all of these. `small` has fewer microbatches, in a number that every schedule can build:
+    # 2 P plus the remainder of M over P.
     has_groups = layouts.microbatches % layouts.pipeline == 0
     few_microbatches = 2 * layouts.pipeline + layouts.microbatches % layouts.pipeline
     columns = layouts._asdict() | {
@@ -320,6 +328,7 @@ def _launcher_refusals(request: PlanRequest, layouts: Layouts) -> NumpyArray:
     }
     small = Layouts(**columns)
     degrees = ("tensor", "context", "expert", "expert_tensor", "data")
+    # a class depends on which exchanges exist, but not on degrees
     classes = columns | {name: columns[name] > 1 for name in degrees}
     classes["microbatches"] = has_groups
     relations = layouts.expert_tensor == layouts.tensor, layouts.data % layouts.expert == 0
@@ -334,9 +343,9 @@ def _launcher_refusals(request: PlanRequest, layouts: Layouts) -> NumpyArray:
 
 
 def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
-    """Return for each layout whether schedule, stages, microbatches and ZeRO go together."""
+    """Return (layouts) whether schedule, stages, microbatches and ZeRO go together."""
     layers = int(request.model.layers) + 2 * rows.edge_units
-    max_layers = -(-layers // rows.stages)  # of the fullest stage: rounded up
+    max_layers = -(-layers // rows.stages)  # layers of the fullest stage (rounded up)
     is_even = (rows.stages_per_worker == 1) | (max_layers * rows.stages / layers <= 1 + UNEVEN)
     is_even |= "stages_per_worker" in request.choices
     is_even &= rows.stages <= layers
@@ -347,8 +356,8 @@ def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts
 
 
 def _reasons_by_class(columns: Sequence[Column], find_reason: Callable[[int], str]) -> NumpyArray:
-    """Return a text for each row (rows); rows with equal columns share their first row's text."""
-    # rows (1, 2) (1, 3) (1, 2) -> first rows [0 1], classes [0 1 0]
+    """Return (rows) texts; `find_reason` is called once for all rows with equal columns."""
+    # rows (1, 2) (1, 3) (1, 2) have the first rows [0 1] and the classes [0 1 0]
     _, first_rows, classes = np.unique(
         np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True
     )
@@ -356,12 +365,12 @@ def _reasons_by_class(columns: Sequence[Column], find_reason: Callable[[int], st
 
 
 def _refusal(request: PlanRequest, layouts: Layouts, row: int) -> str:
-    """Return why a layout's table does not exist, or why block:N cannot be applied; else ""."""
+    """Return why a layout has no table, or why block:N is impossible; "" if both are fine."""
     shape = program_shape(request, layouts, row)
     reason = refusal(shape, int(layouts.microbatches[row]))
     is_block = ":" in request.recomputations[layouts.recompute[row]]
     if is_block and not reason:
-        table = build_table(shape, 2 * shape.workers)  # any number has the same layers on stages
+        table = build_table(shape, 2 * shape.workers)  # layers do not depend on microbatches
         try:
             assign_layers(layout_workload(request, layouts, row), table)
         except MismatchError as error:
@@ -370,19 +379,18 @@ def _refusal(request: PlanRequest, layouts: Layouts, row: int) -> str:
 
 
 def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
-    """Return, for each layout, whether one without edge units has the same layers on each stage."""
-    # Edge units are the layers that embedding and head each count as when layers are assigned.
+    """Return (layouts) whether a layout without edge units has the same layers on each stage."""
     repeated = np.zeros(len(rows), bool)
     if request.edge_units != EDGE_UNITS:
         return repeated
-    for place, workers, stages in {*zip(*(column.tolist() for column in rows[:3]), strict=True)}:
+    for schedule, workers, stages in {*zip(*(column.tolist() for column in rows[:3]), strict=True)}:
         if workers * stages > request.model.layers:
             continue
-        table = build_table(ProgramShape(request.schedules[place], workers, stages), 2 * workers)
+        table = build_table(ProgramShape(request.schedules[schedule], workers, stages), 2 * workers)
         layers, layers_with_units = (
             stage_layers(request.model, table, (units, units)) for units in EDGE_UNITS
         )
-        is_pipe = (rows.schedule == place) & (rows.pipeline == workers)
+        is_pipe = (rows.schedule == schedule) & (rows.pipeline == workers)
         is_pipe &= rows.stages_per_worker == stages
         has_without_units = (is_pipe & (rows.edge_units == 0)).any()
         if has_without_units and np.array_equal(layers, layers_with_units):
@@ -391,23 +399,23 @@ def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layo
 
 
 def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
-    """List (position of the schedule, workers P, stages per worker V) for a job."""
+    """List (index of the schedule, workers P, stages per worker V) of a job."""
     pipes = []
     num_layers = int(request.model.layers) + 2 * max(request.edge_units)
-    for place, name in enumerate(request.schedules):
+    for index, name in enumerate(request.schedules):
         for workers in request.allowed("pipeline", divisors(request.gpus)):
             limit = num_layers // workers
             if "stages_per_worker" not in schedules.find(name).options:
                 two_workers = schedules.build(name, num_workers=2, num_microbatches=4)
                 stage_counts: Sequence[int] = [two_workers.num_stages // 2]
             elif workers == 1:
-                continue  # one worker has no neighbour: more stages change nothing
+                continue  # on one worker, more stages change nothing
             elif "stages_per_worker" in request.choices:
                 stage_counts = range(2, limit + 1)
             else:
                 stage_counts = range(2, min(limit, MAX_STAGES) + 1)
             pipes += [
-                (place, workers, stages)
+                (index, workers, stages)
                 for stages in request.allowed("stages_per_worker", stage_counts)
                 if stages <= limit
             ]
@@ -415,7 +423,7 @@ def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
 
 
 def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, int, int]]:
-    """List any (tensor, context, expert, parts of an expert, data) that use all accelerators."""
+    """List all (tensor, context, expert, expert_tensor, data) that use all accelerators."""
     if request.gpus % workers:
         return []
     num_experts = 1 if request.model.moe is None else int(request.model.moe.experts)
@@ -435,7 +443,7 @@ def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, in
 
 
 def _expert_parts(request: PlanRequest, tensor: int) -> list[int]:
-    """List the numbers of parts that an expert may be split into: 1 or t, unless requested."""
+    """List the numbers of parts that an expert may be split into; by default 1 and t."""
     moe = request.model.moe
     if moe is None:
         return [1]
@@ -444,7 +452,7 @@ def _expert_parts(request: PlanRequest, tensor: int) -> list[int]:
 
 
 def _can_split_layer(request: PlanRequest, tensor: int) -> bool:
-    """Return whether t accelerators can split a layer: within a node unless t is requested."""
+    """Return whether t accelerators can split a layer; by default, only within a node."""
     if tensor > request.system.gpus_per_node and "tensor" not in request.choices:
         return False
     sizes = (request.model.heads, request.model.kv_heads, request.model.ffn_hidden)
@@ -452,7 +460,7 @@ def _can_split_layer(request: PlanRequest, tensor: int) -> bool:
 
 
 def _can_split_sequence(request: PlanRequest, context: int) -> bool:
-    """Return whether c accelerators can split a sequence; short pieces only if c is requested."""
+    """Return whether c accelerators can split a sequence; by default, not into short pieces."""
     sequence = int(request.model.sequence)
     if context == 1:
         return True
@@ -461,13 +469,13 @@ def _can_split_sequence(request: PlanRequest, context: int) -> bool:
 
 
 def _sizes(request: PlanRequest, data: int) -> list[int]:
-    """List microbatch sizes: divisors of a replica's share of the minibatch, if that is whole."""
+    """List microbatch sizes: divisors of a replica's sequences; none if d is no divisor."""
     sequences, remainder = divmod(request.minibatch, data)
     return [] if remainder else request.allowed("microbatch_size", divisors(sequences))
 
 
 def _allowed_text(request: PlanRequest) -> str:
-    """Return the allowed degrees as text: the requested degrees, or the limit by a node's size."""
+    """Describe the requested degrees, or the limit by the size of a node."""
     texts = [
         f"--{name} {' or '.join(map(str, request.choices[name]))} is asked for"
         for name in ("tensor", "context", "expert", "expert_tensor", "data", "pipeline")
@@ -478,7 +486,7 @@ def _allowed_text(request: PlanRequest) -> str:
 
 
 def _why_none(request: PlanRequest, refused: str = "") -> str:
-    """Name the condition that leaves no layout, or the first reason why a schedule is refused."""
+    """Return the condition that leaves no layout, or `refused`, the first reason of a refusal."""
     what = f"no layout of {request.model.name} on {request.gpus} accelerators is legal: "
     pipes = _pipes(request)
     if not pipes:

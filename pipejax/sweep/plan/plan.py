@@ -73,48 +73,49 @@ def plan(
 ) -> PlanResult:
     """Find the layout of a training job with the shortest step.
 
-    All legal layouts are enumerated: tensor, context, expert, data and pipeline parallelism, stages
-    per worker, microbatch size, schedule, recomputation, ZeRO, and whether embedding and head count
-    as layers. Those that fit in memory are evaluated exactly, in the order of a lower bound, until
-    no other can be among the best. So best and runners-up are exact. They are different ideas: of
-    layouts with equal tensor, pipeline and expert parallelism, with or without ZeRO 3, only the
-    fastest is reported, with those within 1 % of it (`also`).
+    The search enumerates all legal layouts: tensor, context, expert, data and pipeline parallelism,
+    stages per worker, microbatch size, schedule, recomputation, ZeRO, and whether embedding and
+    head count as layers. It evaluates layouts that fit in memory exactly, in the order of a lower
+    bound, until no other layout can be among the best. So best and runners-up are exact. Layouts
+    are one idea if they have equal tensor, pipeline and expert parallelism, and equal use of ZeRO
+    3. Only the fastest layout of an idea is reported, with layouts within 1 % of it (`also`).
 
     Args:
       model: the transformer, or its name.
       system: the machine, or its name.
-      gpus: accelerators, all of which are used.
+      gpus: number of accelerators, all of which are used.
       minibatch: sequences per step of the whole job.
-      schedules: names of schedules whose order of ops is fixed; default: those that the launcher
-        builds by name, without one 1f1b, interleaved-1f1b and zb-h1.
-      choices: allowed values by axis: tensor, context, expert, data, pipeline, stages_per_worker,
-        microbatch_size, recompute, zero, edge_units. Default: all legal values, with tensor
-        parallelism inside a node, at least 1024 tokens of a sequence on an accelerator, at most 16
-        stages per worker, none of which has over 10 % more layers than their mean, and recompute
-        none, selective, full, and parts of latent attention.
+      schedules: names of schedules whose order of ops is fixed; default: schedules that the
+        launcher builds by name; without a launcher, 1f1b, interleaved-1f1b and zb-h1.
+      choices: {axis: allowed values}. Axes are tensor, context, expert, data, pipeline,
+        stages_per_worker, microbatch_size, recompute, zero and edge_units. Default: all legal
+        values, with some limits. Tensor parallelism stays inside a node, and an accelerator has at
+        least 1024 tokens of a sequence. A worker has at most 16 stages, and no stage has over 10 %
+        more layers than the mean. recompute is none, selective, full, or parts of latent attention.
       link: link model, or `Links`.
       runners_up: number of reported layouts after the best.
-      exhaustive: whether all layouts that fit are evaluated exactly.
-      front: whether to find the Pareto front of step time and memory exactly, too.
-      out: Zarr store for all layouts, written regularly; or a CSV, written at the end.
+      exhaustive: whether to evaluate all layouts that fit exactly.
+      front: whether to find the exact Pareto front of step time and memory, too.
+      out: Zarr store for all layouts, written regularly; or CSV file, written at the end.
       resume: whether to continue an existing store.
       replace: whether to replace an existing store or file.
-      on_progress: called with the layouts done, all layouts, and a text.
-      stack: the software, or its name, with its kernels and default exchanges; default: that of the
-        runs on which the system was calibrated, or of its file.
-      launcher: only layouts that it runs, with its defaults of gradients and exchanges.
-      memory_limit: memory for the tensors of an accelerator [B], in place of headroom.
+      on_progress: called with the number of finished layouts, the number of all layouts, and a
+        text.
+      stack: the software (kernels and default exchanges), or its name; default: software of the
+        runs that calibrated the system, or of the system's file.
+      launcher: launcher that must run the layouts; it sets defaults of gradients and exchanges.
+      memory_limit: memory for the tensors of an accelerator [B], instead of headroom.
       headroom: share of an accelerator's memory reserved for fragmentation and buffers; default
         0.1.
-      **shared: fields of `Workload` that all layouts have in common, such as `precision`; the error
-        about another field lists them.
+      **shared: fields of `Workload` that all layouts have in common, such as `precision`. The error
+        about a wrong field lists the allowed fields.
 
     Returns:
       The best layout, runners-up, and estimates of all layouts.
 
     Raises:
-      ValueError: if a name is unknown, no layout is legal, or none fits the memory; the message
-        names the nearest one, and what it lacks.
+      ValueError: if a name is unknown, no layout is legal, or no layout fits in memory; the message
+        then names the layout of least memory.
       OSError: if the store cannot be written.
 
     Example:
@@ -189,7 +190,7 @@ def plan(
 
 
 def _stored_times(out: Path, request: PlanRequest, resume: bool, replace: bool) -> Times | None:
-    """Return the step times of an earlier run, if this run resumes that one [s]."""
+    """Return the step times [s] of an earlier run that this run resumes, or None."""
     if not os.path.lexists(out):
         return None
     if replace:
@@ -208,7 +209,7 @@ def _progress_saver(
     tell: OnProgress,
     out: str | Path | None,
 ) -> Callable[[], None]:
-    """Return a function that reports the progress, and saves to a .zarr store now and then."""
+    """Return a function that reports progress, and saves to a .zarr store from time to time."""
     last_save = time.perf_counter()
 
     def after_program() -> None:
@@ -227,17 +228,16 @@ def _progress_saver(
 def _find_layouts(
     evaluator: Evaluator, count: int
 ) -> tuple[Bool[NumpyArray, " layouts"], Rows, list[PlannedLayout]]:
-    """Find `count` best layouts in the best measured regimes, and the best in each other one."""
-    # A regime is a kind of layout with its own accuracy. A layout is outside if other regimes are
-    # measured better than its own, or if it may not fit in memory; the latter is listed only if it
-    # is faster than the best. The result is whether each layout is outside, then rows and records
-    # of the best layouts: those that are not outside, then the best of each regime outside.
+    """Return whether layouts are outside (layouts), then rows and records of the best layouts."""
+    # A layout is outside if another regime is measured better than its regime, or if it may not fit
+    # in memory. First come the `count` best layouts that are not outside. Then comes the best
+    # outside layout of each regime; one that may not fit only if it is faster than the best layout.
     request, layouts = evaluator.request, evaluator.layouts
     regimes = layout_regimes(request, layouts)
     by_row = evidence_by_row(request, regimes)
     levels = evidence_levels(regimes, by_row)
     fits, times = evaluator.estimates.fits, evaluator.estimates.step_time
-    is_sure = fits & (evaluator.estimates.memory_bytes <= request.sure_room)
+    is_sure = fits & (evaluator.estimates.memory_bytes <= request.safe_memory)
     is_sure = is_sure if is_sure.any() else fits
     is_outside = (levels > levels[is_sure].min()) | (fits & ~is_sure)
     best_rows = [evaluator.find_best(count, ~is_outside)]
@@ -255,7 +255,7 @@ def _find_layouts(
 
 
 def evidence_by_row(request: PlanRequest, regimes: Sequence[Regime]) -> list[Evidence | None]:
-    """Return the evidence of each layout's regime; None for a regime without evidence."""
+    """Return the evidence of each layout's regime; None if the regime has no evidence."""
     evidence = {
         regime: find_evidence(regime, request.system, request.stack, request.launcher)
         for regime in {*regimes}
@@ -264,7 +264,7 @@ def evidence_by_row(request: PlanRequest, regimes: Sequence[Regime]) -> list[Evi
 
 
 def layout_regimes(request: PlanRequest, layouts: Layouts) -> list[Regime]:
-    """Return the regime of each layout: whether ZeRO splits weights, experts, and precision."""
+    """Return the regime of each layout, from ZeRO, experts and precision."""
     bits = operand_bits(request.shared.get("precision", PRECISIONS[0]))
     # 0 without experts, 1 with experts inside a node, 2 with experts on several nodes
     crosses_nodes = layouts.expert > float(request.system.gpus_per_node)
@@ -277,9 +277,10 @@ def layout_regimes(request: PlanRequest, layouts: Layouts) -> list[Regime]:
 def evidence_levels(
     regimes: Sequence[Regime], by_row: Sequence[Evidence | None]
 ) -> Int[NumpyArray, " layouts"]:
-    """Return for each layout how far its regime is from measured runs: 0, 1 and more."""
-    # 0: many runs of the regime, which are predicted well. 1: many runs, predicted badly. Else the
-    # number of facts by which the nearest runs differ, plus 1; `MAX_COUNT` without such runs.
+    """Return (layouts) how far a layout's regime is from measured runs: 0, 1 and more."""
+    # 0: many runs of the regime, predicted well. 1: many runs of the regime, predicted badly.
+    # Otherwise: 1 plus the number of facts in which the nearest runs differ, or `MAX_COUNT` if
+    # there are no such runs.
     levels = {}
     for regime, record in zip(regimes, by_row, strict=True):
         if record is None:
@@ -294,7 +295,7 @@ def evidence_levels(
 def _describe_layout(
     evaluator: Evaluator, row: int, bound_by: str, regime: Regime, evidence: Evidence | None
 ) -> PlannedLayout:
-    """Return the record of one layout; its error band is the widest that the calibration has."""
+    """Return the record of one layout, with the widest error band of the calibration."""
     request, layouts, estimates = evaluator.request, evaluator.layouts, evaluator.estimates
     step, memory_bytes = float(estimates.step_time[row]), float(estimates.memory_bytes[row])
     step_bands = {} if evidence is None else bands(request.system, step)
@@ -310,14 +311,14 @@ def _describe_layout(
         mfu=float(mfu(flop, step, request.gpus, peak)),
         tokens_per_second=request.minibatch * float(request.model.sequence) / step,
         memory_bytes=memory_bytes,
-        memory_left=request.room - memory_bytes,
+        memory_left=request.usable_memory - memory_bytes,
         bound_by=bound_by,
         regime=str(regime),
         evidence=evidence,
-        also=tuple(  # fields that differ
-            dict(layouts.described(request, place).items() - layout.items())
-            | {"step_time": float(estimates.step_time[place])}
-            for place in evaluator.ties(row).tolist()
+        also=tuple(  # fields that differ, and the step time
+            dict(layouts.described(request, tied_row).items() - layout.items())
+            | {"step_time": float(estimates.step_time[tied_row])}
+            for tied_row in evaluator.ties(row).tolist()
         ),
         scenario=_layout_scenario(request, layouts, row),
     )
@@ -336,11 +337,11 @@ def _layout_scenario(request: PlanRequest, layouts: Layouts, row: int) -> Scenar
 
 
 def _check_memory(request: PlanRequest, layouts: Layouts, estimates: Estimates) -> None:
-    """Refuse a job without a layout that fits; name the nearest layout and its missing bytes."""
+    """Refuse a job if no layout fits in memory; the error names the layout of least memory."""
     if estimates.fits.any():
         return
     row = int(estimates.memory_bytes.argmin())
-    needed_gb, limit_gb = estimates.memory_bytes[row] / 1e9, request.room / 1e9
+    needed_gb, limit_gb = estimates.memory_bytes[row] / 1e9, request.usable_memory / 1e9
     source = f"of {request.system.name}"
     if request.memory_limit is not None:
         source = "of memory_limit"

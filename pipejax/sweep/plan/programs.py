@@ -1,8 +1,8 @@
-"""Tables and programs of layouts, each made once, and lower bounds on their step times.
+"""Tables and programs of layouts, each built once, and lower bounds on the step times of layouts.
 
-The makespan is the longest of many paths, so each of them is a bound. Three kinds are cheap for
-all layouts at once: the row of one worker, one microbatch down all stages and back, and the work
-of all workers divided evenly, which also holds for two pipes.
+The makespan is the length of the longest path, so every path is a lower bound. Three lower bounds
+are cheap for all layouts at once: the row of one worker; one microbatch through all stages and
+back; and the work of all workers, divided evenly. The last two also hold for two pipes.
 """
 
 import functools
@@ -26,10 +26,10 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.slot_simulation import without_idle_slots
 from pipejax.schedules.table.table import ScheduleTable
 
-MAX_OPS = 1 << 19  # of a program that is lowered whole: longer ones grow from their periods
-MAX_CACHED = 64  # tables
-CACHE_SIZE = 256  # counts of activations
-SETTLED = (2, 3)  # microbatches per worker with which peaks of activations no longer grow
+MAX_OPS = 1 << 19  # programs with more ops are extrapolated from their period
+MAX_CACHED = 64  # number of tables in the cache
+CACHE_SIZE = 256  # number of counts of activations in the cache
+SETTLED = (2, 3)  # microbatches per worker of two tables; if peaks are equal, they grow no more
 
 PerStage = Float[NumpyArray, "layouts stages"]
 Bound = Float[NumpyArray, " layouts"]
@@ -39,9 +39,9 @@ class Pipe(NamedTuple):
     """Properties of a table for bounds, the same for any number of microbatches."""
 
     placement: Int[NumpyArray, "pipes stages"]  # worker of each stage
-    whole: Bool[NumpyArray, " stages"]  # whether a stage has whole backwards, B
-    split: Bool[NumpyArray, " stages"]  # whether it has split ones, I and W
-    is_recomputed: Bool[NumpyArray, " stages"]  # whether all microbatches have R
+    whole: Bool[NumpyArray, " stages"]  # whether a stage has full backwards B
+    split: Bool[NumpyArray, " stages"]  # whether a stage has split backwards I and W
+    is_recomputed: Bool[NumpyArray, " stages"]  # whether all microbatches of a stage have R
 
     @classmethod
     def from_table(cls, table: ScheduleTable) -> "Pipe":
@@ -59,23 +59,23 @@ class _StageTimes(NamedTuple):
     """Times of each stage and of messages between stages [s], as (layouts, stages)."""
 
     forward: PerStage  # F
-    back: PerStage  # until the input gradient is computed: the shorter of B and I
-    work: PerStage  # all computation of one microbatch
-    ending: PerStage  # A and U after its last gradient
+    back: PerStage  # time to the input gradient: the shorter of B and I
+    work: PerStage  # all compute of one microbatch
+    ending: PerStage  # A and U after the last gradient
     update: PerStage  # U
-    activation: PerStage  # (layouts, stages - 1) its message to the next stage, least of all pipes
-    gradient: PerStage  # (layouts, stages - 1) its message to the previous stage
+    activation: PerStage  # (layouts, stages - 1) message to the next stage, the least of all pipes
+    gradient: PerStage  # (layouts, stages - 1) message to the previous stage, likewise
 
 
 def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layouts"]) -> Bound:
     """Return lower bounds on the makespans of layouts with the same stages [s]."""
     times = _stage_times(pipe, costs, len(microbatches))
     workers = int(pipe.placement.max()) + 1
-    # (layouts, stages) paths from the first stage to each, and from each back to the first
+    # (layouts, stages) paths from the first stage to each stage, and from each stage to the first
     path_to = _sums_before(times.forward[:, :-1] + times.activation)
     path_from = _sums_before(times.back[:, :-1] + times.gradient)
     round_trip = path_to[:, -1] + times.forward[:, -1] + times.back[:, -1]
-    # the last gradient may be that of any earlier stage, whose all-reduce and update follow it
+    # the last gradient may be that of any earlier stage, whose all-reduce and update then follow
     tail = path_from + np.maximum.accumulate(times.ending - path_from, axis=1)
     bound = np.maximum(round_trip + tail[:, -1], microbatches * times.work.sum(axis=1) / workers)
     if len(pipe.placement) > 1:
@@ -83,7 +83,7 @@ def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layou
     for worker in range(workers):
         on_worker = pipe.placement[0] == worker
         busy = microbatches * times.work[:, on_worker].sum(axis=1)
-        # after a W at the end of a row, only the end of the step is sure to follow
+        # a row may end with a W, which only all-reduce and update are sure to follow
         row_tail = np.where(pipe.split, times.ending, tail)[:, on_worker].min(axis=1)
         row_tail = np.maximum(row_tail, times.update[:, on_worker].sum(axis=1))
         bound = np.maximum(bound, path_to[:, on_worker].min(axis=1) + busy + row_tail)
@@ -91,7 +91,8 @@ def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layou
 
 
 def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
-    """Return the times of `count` layouts by stage; of a stage with B, I and W the shorter."""
+    """Return the times of `count` layouts by stage."""
+    # if a stage has both kinds of backwards, the shorter one counts
     stages = pipe.placement.shape[1]
 
     def stage_cost(name: str) -> PerStage:
@@ -110,7 +111,7 @@ def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
     def shorter(whole: PerStage, split: PerStage) -> PerStage:
         return np.minimum(np.where(pipe.whole, whole, np.inf), np.where(pipe.split, split, np.inf))
 
-    # a fused pair lasts max(F, B) + k min(F, B), which is (1 + k) / 2 of their sum or more
+    # a fused pair takes max(F, B) + k min(F, B), which is at least (1 + k) / 2 of F + B
     factor = 1.0 if costs.pair_factor is None else np.min(np.asarray(costs.pair_factor))
     split_backward = stage_cost("input_grad") + stage_cost("weight_grad")
     work = stage_cost("forward") + shorter(stage_cost("backward"), split_backward)
@@ -134,13 +135,13 @@ def _sums_before(steps: PerStage) -> PerStage:
 class ProgramShape(NamedTuple):
     """Choices that determine a table, except its number of microbatches."""
 
-    schedule: str  # its name
+    schedule: str  # name of the schedule
     workers: int  # P
     stages_per_worker: int  # V
 
     @property
     def stages(self) -> int:
-        """Number of stages."""
+        """Return the number of stages."""
         return self.workers * self.stages_per_worker
 
     @property
@@ -163,9 +164,10 @@ def build_table(shape: ProgramShape, microbatches: int) -> ScheduleTable:
 
 
 def refusal(shape: ProgramShape, microbatches: int) -> str:
-    """Return why the schedule does not exist for M microbatches; empty if it does."""
-    # Built-in schedules need multiples of 2 or P, or at least 2P: then a table with fewer than 8P
-    # microbatches decides for a long one. Conditions of a user's own schedule are unknown.
+    """Return why the schedule does not exist for M microbatches; empty if it exists."""
+    # Built-in schedules need multiples of 2 or P, or at least 2 P microbatches. So a table with
+    # fewer than 8 P microbatches decides for a longer table. A user's schedule may have any
+    # conditions.
     legal = schedules.find(shape.schedule).legal
     if legal == ANY:
         return ""
@@ -176,7 +178,7 @@ def refusal(shape: ProgramShape, microbatches: int) -> str:
         return ""
     except MismatchError:
         pass
-    try:  # the message names the M that was asked for
+    try:  # the message names the requested M
         build_table(shape, microbatches)
     except MismatchError as error:
         return str(error)
@@ -191,7 +193,7 @@ def table_pipe(shape: ProgramShape) -> Pipe:
 
 def count_activations(shape: ProgramShape, microbatches: int) -> HeldCounts:
     """Count the activations that workers hold with M microbatches."""
-    # If two shorter tables have the same peaks, a longer one only repeats their period.
+    # If two short tables have the same peaks, a longer table only repeats their period.
     fewer, more = (count * shape.workers for count in SETTLED)
     if microbatches > more:
         counts, more_counts = _table_activations(shape, fewer), _table_activations(shape, more)
@@ -209,22 +211,22 @@ def exact_times(
     shape: ProgramShape, microbatches: int, costs: Costs, links: Links
 ) -> Float[NumpyArray, " layouts"]:
     """Return the makespans [s] of layouts with one program, including all-reduce and update."""
-    # a very long program repeats the period of a shorter one, which is exact
-    # (engine/periodic_makespan.py); without a period it is lowered completely
+    # A very long program repeats the period of a shorter program, so extrapolation is exact
+    # (engine/periodic_makespan.py). A program without a period is lowered completely.
     size = len(np.asarray(costs.forward))
     if shape.ops(microbatches) > MAX_OPS:
         try:
             few_microbatches = 4 * shape.workers + microbatches % shape.workers
             short = _program(shape, few_microbatches, links)
             times = []
-            for k in range(size):  # one by one: the products of matrices of each take a GB
+            for k in range(size):  # one layout at a time, because each takes a GB for matrices
                 row = mapped(lambda leaf, k=k: leaf[k : k + 1] if np.ndim(leaf) else leaf, costs)
                 times += [
                     extrapolated_makespans(short, row, num_microbatches=microbatches, batch_size=1)
                 ]
             return np.concatenate(times)
         except ValueError:
-            pass  # no period, or none of so many microbatches
+            pass  # the program has no period, or not with so many microbatches
     program = _program(shape, microbatches, links)
     return np.asarray(makespans(program, costs, batch_size=size, unroll=False))
 

@@ -37,32 +37,34 @@ from pipejax.sweep.plan.layouts import SHARED, Layouts, PlanRequest, program_sha
 from pipejax.sweep.plan.programs import exact_times
 from pipejax.sweep.plan.search import Estimates, Rows, price, row_groups
 
-# Layouts on other machines: the resource that bounds each, and numbers at which two break even.
+# Layouts on other machines: the resource that bounds a layout, and numbers at which two layouts
+# break even.
 #
 # A layout is bounded by the resource with the largest share of its step. A step time is a sum of
-# times on the critical path: a small change of a rate or latency changes it by the share of that
-# resource (Euler's identity). So shares are differences of step times of a few more prices.
+# times on the critical path. So a small change of a rate or latency changes the step time by the
+# share of this resource (Euler's identity), and differences of step times give the shares.
 #
-# Break-even factors are found by exact evaluations of both layouts on machines with one number
-# smaller or larger, and refined between the nearest two machines that disagree.
+# Break-even factors come from exact step times of the best layout and the runner-up on machines
+# with one smaller or larger number. Between the nearest two machines with a different fastest
+# layout, the factor is refined. The lag is the runner-up's step time minus that of the best [s].
 
-STEP = 1e-4  # by which each resource is changed: far above rounding, and few paths change by it
-MAX_FACTOR = 8.0  # by which a number is multiplied or divided
-POINTS = 25  # factors on either side, and between two that disagree
-ROUNDS = 3  # of refinement between two: to 2e-5 of the factor
+STEP = 1e-4  # relative change of a resource: far above rounding, and few critical paths change
+MAX_FACTOR = 8.0  # largest factor by which a number is multiplied or divided
+POINTS = 25  # number of factors on either side, and in a refinement
+ROUNDS = 3  # number of refinements, which reach 2e-5 of the factor
 
-Factors = Mapping[str, Float[NumpyArray, " rows"]]
+Factors = Mapping[str, Float[NumpyArray, " rows"]]  # {number of the system: factors}
 Logarithms = Float[NumpyArray, " factors"]
-Bracket = tuple[float, float]  # logarithms of a factor with a lag, and of the next without a lag
+Bracket = tuple[float, float]  # logarithms of two factors: lag > 0 at the first, not at the second
 
 
 @short_repr
 class BreakEven(NamedTuple):
     """A number of the machine at which the runner-up is as fast as the best layout."""
 
-    number: str  # its name, as in the system's file
-    factor: float  # nearest to 1 at which the runner-up's step is no longer than the best's
-    value: float  # what the number is then, in SI units
+    number: str  # name of the number, as in the system's file
+    factor: float  # factor nearest to 1 at which the runner-up's step is no longer than the best's
+    value: float  # the number times this factor, in SI units
 
 
 def scale_systems(system: System, factors: Factors) -> System:
@@ -71,7 +73,7 @@ def scale_systems(system: System, factors: Factors) -> System:
     named = {FIELDS[name]: factor for name, factor in factors.items()}
 
     def scaled(where: Any, leaf: Any) -> Any:
-        # entries of an efficiency curve have no name of their own
+        # entries of an efficiency curve have no names
         path = tuple(key.name for key in where if hasattr(key, "name"))
         return leaf * named.get(path, np.ones(rows))
 
@@ -81,7 +83,7 @@ def scale_systems(system: System, factors: Factors) -> System:
 def layout_times(
     request: PlanRequest, layouts: Layouts, factors: Factors
 ) -> Float[NumpyArray, " rows"]:
-    """Return the step times [s] of layouts of one program, each layout on its own machine."""
+    """Return (rows) step times [s] of layouts of one program, each with its factors."""
     shape, count = program_shape(request, layouts, 0), int(layouts.microbatches[0])
     costs = price(request, layouts, scale_systems(request.system, factors)).costs
     return exact_times(shape, count, costs, request.links)
@@ -91,18 +93,18 @@ def limiting_resources(request: PlanRequest, layouts: Layouts, rows: Rows) -> li
     """Return the name of the resource that bounds each layout, as in `sensitivity`."""
     names = [""] * len(rows)
     selected = layouts.take(rows)
-    for group in row_groups((*selected[:3], selected.microbatches)):  # one program each
+    for group in row_groups((*selected[:3], selected.microbatches)):  # layouts of one program
         largest = layout_resource_shares(request, selected.take(group)).argmax(axis=0)
-        for place, resource in zip(group.tolist(), largest.tolist(), strict=True):
-            names[place] = RESOURCES[resource]
+        for row, resource in zip(group.tolist(), largest.tolist(), strict=True):
+            names[row] = RESOURCES[resource]
     return names
 
 
 def layout_resource_shares(
     request: PlanRequest, layouts: Layouts
 ) -> Float[NumpyArray, "resources layouts"]:
-    """Return the share of the step that each resource bounds, for layouts of one program."""
-    # machine 0 is unchanged, machine k has 0.01 % more of resource k - 1: (resources, machines)
+    """Return shares of the step (resources, layouts), for layouts of one program."""
+    # (resources, machines): machine 0 is unchanged, machine k has 0.01 % more of resource k - 1
     machines = 1 + len(RESOURCES)
     multipliers = np.where(np.arange(1, machines)[:, None] == np.arange(machines), 1 + STEP, 1.0)
     factors = dict(zip(RESOURCES, np.repeat(multipliers, len(layouts), axis=1), strict=True))
@@ -113,7 +115,7 @@ def layout_resource_shares(
 
 
 def break_even_factors(request: PlanRequest, layouts: Layouts, rows: Rows) -> tuple[BreakEven, ...]:
-    """List changes of machine numbers after which the runner-up is as fast as the best; or none."""
+    """List the numbers of the machine at which the runner-up is as fast as the best layout."""
     if len(rows) < 2:
         return ()
     pair = layouts.take(rows)
@@ -128,7 +130,7 @@ def break_even_factors(request: PlanRequest, layouts: Layouts, rows: Rows) -> tu
         down = _first_sign_change(-log_grid, lag[:POINTS])
         up = _first_sign_change(log_grid, lag[POINTS:])
         sign_changes = [bracket for bracket in (down, up) if bracket is not None]
-        if sign_changes:  # take the one nearer to factor 1
+        if sign_changes:  # take the bracket nearer to factor 1
             brackets[name] = min(sign_changes, key=lambda bracket: abs(bracket[1]))
     factors = _refined_factors(request, pair, brackets)
     results = [
@@ -139,7 +141,7 @@ def break_even_factors(request: PlanRequest, layouts: Layouts, rows: Rows) -> tu
 
 
 def _first_sign_change(logarithms: Logarithms, lags: Logarithms) -> Bracket | None:
-    """Return the logarithms around the first factor that closes the lag; None if none does."""
+    """Return the bracket of the first factor without a lag; None if no factor closes the lag."""
     if not (lags <= 0).any():
         return None
     first = int(np.argmax(lags <= 0))
@@ -149,9 +151,9 @@ def _first_sign_change(logarithms: Logarithms, lags: Logarithms) -> Bracket | No
 def _refined_factors(
     request: PlanRequest, pair: Layouts, brackets: dict[str, Bracket]
 ) -> dict[str, float]:
-    """Return the factor on each number of the system at which the runner-up catches up."""
-    # A bracket has the logarithms of a factor at which the runner-up is slower, and of one at
-    # which it is not. On a grid between them, the first of these and the one before are the next.
+    """Return {number of the system: factor at which the runner-up catches up}."""
+    # Each round evaluates a grid of factors within a bracket. The next bracket is the first factor
+    # without a lag, and the factor before it.
     if not brackets:
         return {}
     for _ in range(ROUNDS):
@@ -167,13 +169,13 @@ def _refined_factors(
 def _runner_up_lag(
     request: PlanRequest, pair: Layouts, grids: Mapping[str, Logarithms]
 ) -> dict[str, Float[NumpyArray, " factors"]]:
-    """Return the time by which the runner-up is slower [s], for each factor on each number."""
-    # `pair` are the best layout and the runner-up; `grids` has logarithms of factors by number.
-    # one machine for each factor of each grid: it has that factor on that number alone
+    """Return {number of the system: (factors) lag of the runner-up [s]}."""
+    # `pair` has the best layout and the runner-up; `grids` is {number: logarithms of factors}.
+    # There is a machine for each factor on each number, whose other numbers do not change.
     sizes = [len(grid) for grid in grids.values()]
     number = np.repeat(np.arange(len(grids)), sizes)
     factor = np.exp(np.concatenate([*grids.values()]))
-    factors = {name: np.where(number == place, factor, 1.0) for place, name in enumerate(grids)}
+    factors = {name: np.where(number == index, factor, 1.0) for index, name in enumerate(grids)}
     best, runner_up = (
         layout_times(request, pair.take(np.full(sum(sizes), row)), factors) for row in (0, 1)
     )
@@ -191,22 +193,22 @@ _MEANING: Mapping[str, str] = load_json(Path(__file__).with_name("layout_columns
 class PlannedLayout:
     """A layout, evaluated exactly."""
 
-    layout: Mapping[str, Any]  # degrees, schedule and sizes by name, as columns of measured runs
+    layout: Mapping[str, Any]  # degrees, schedule and sizes, named as columns of measured runs
     step_time: float  # [s]
-    # widest error band of the step time [s], if the calibration has runs of the regime
+    # widest error band of the step time [s]; None if the calibration has no runs of the regime
     band: tuple[float, float] | None
-    band_percent: float | None  # percent of such steps inside the band
-    mfu: float  # share of the peak used by the model's FLOP
-    tokens_per_second: float  # of the complete job
-    memory_bytes: float  # need of the fullest worker, per accelerator [B]
+    band_percent: float | None  # percentage of steps inside the band
+    mfu: float  # model FLOP per second over the peak
+    tokens_per_second: float  # tokens per second of the complete job
+    memory_bytes: float  # memory need of the fullest worker, per accelerator [B]
     memory_left: float  # memory for tensors minus this need [B]
     bound_by: str  # the resource with the largest share of the critical path, as in `sensitivity`
     regime: str
-    # measured runs of this regime on the machine, and errors of predictions; None if there are none
+    # measured runs of this regime on the machine, and errors of predictions; None without runs
     evidence: Evidence | None
     # layouts of the same idea within 1 % of the step: fields that differ, and step times [s]
     also: tuple[Mapping[str, Any], ...]
-    scenario: Scenario  # each of its pipelines
+    scenario: Scenario  # scenario of a pipeline
 
     @property
     def workload(self) -> Workload:
@@ -216,26 +218,26 @@ class PlannedLayout:
 
     @property
     def table(self) -> ScheduleTable:
-        """Return its schedule."""
+        """Return the schedule table."""
         return self.scenario.table()
 
 
 @short_repr
 class UnderLaunchers(NamedTuple):
-    """The best layout, evaluated under launcher defaults that differ from those assumed."""
+    """The best layout, evaluated with defaults of launchers that the plan did not assume."""
 
-    launchers: tuple[str, ...]  # their names
-    stack: str  # of measured runs of the launcher that the request names; empty if it names none
-    gradient_bytes: float  # of an accumulated gradient
-    step_time: float  # of the layout then [s]
-    memory_bytes: float  # need of the fullest worker, per accelerator [B]
-    fits: bool  # whether there is room for it
+    launchers: tuple[str, ...]  # names of the launchers
+    stack: str  # stack of the requested launcher's measured runs; empty without a launcher
+    gradient_bytes: float  # bytes of an accumulated gradient
+    step_time: float  # [s]
+    memory_bytes: float  # memory need of the fullest worker, per accelerator [B]
+    fits: bool  # whether the need fits in memory
 
 
 def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaunchers, ...]:
     """Evaluate a layout under the defaults of each launcher."""
-    # Launchers with equal costs share one result; those with the costs of the scenario have none.
-    # If the request names a launcher, it is evaluated with the stack of its measured runs alone.
+    # Launchers with equal costs share one result. Launchers with the costs of the scenario have no
+    # result. If the request names a launcher, only the stack of its measured runs is evaluated.
     workload, names_by_source = scenario.source.workload, dict[Any, list[str]]()
     schedule = scenario.schedule
     assert workload is not None
@@ -263,7 +265,7 @@ def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaun
     for source, names in names_by_source.items():
         other = scenario.replace(costs=source)
         if not find(schedule).planned:
-            other = other.with_table(scenario.table())  # with the program that it has
+            other = other.with_table(scenario.table())  # keeps the table's program
         memory = float(memory_bytes(source.workload, other.table()).max())
         results.append(
             UnderLaunchers(
@@ -274,7 +276,7 @@ def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaun
                     *lower_and_price(other.table(), other.table_costs(), other.links)
                 ),
                 memory_bytes=memory,
-                fits=memory <= request.room,
+                fits=memory <= request.usable_memory,
             )
         )
     return tuple(results)
@@ -286,17 +288,18 @@ class PlanResult:
     """The best layouts of a job, and the estimates of all others.
 
     Attributes:
-      best: the layout of the shortest step, among regimes that are measured best on the machine.
-      runners_up: the next ones of these regimes.
-      outside: the best layout of each other regime, an extrapolation; and faster ones that may not
-        fit, as measured runs needed more memory than predicted.
-      tied: layouts, with the best, that predictions cannot tell from the best; 0 if unknown.
-      under_launchers: the best layout under other launchers' defaults than those assumed.
-      break_even_factors: numbers of the machine, each with the factor on it alone that makes the
-        first runner-up as fast as the best; the nearest to 1 first.
+      best: the layout with the shortest step, in the regimes that are measured best on the machine.
+      runners_up: the next best layouts in these regimes.
+      outside: the best layout of each other regime, which is an extrapolation; and faster layouts
+        that may not fit, because measured runs needed more memory than predicted.
+      tied: number of layouts, including the best, that tie with the best within prediction errors;
+        0 if unknown.
+      under_launchers: the best layout with the defaults of other launchers.
+      break_even_factors: numbers of the machine with a factor. If only this number changes by the
+        factor, the first runner-up is as fast as the best. The factor nearest to 1 is first.
       enumerated: number of legal layouts.
       fitting: number of legal layouts that fit in memory.
-      evaluated: number of layouts evaluated exactly; the lower bounds of all others are beyond the
+      evaluated: number of layouts evaluated exactly; all others have lower bounds beyond the
         runners-up.
       programs: number of evaluated programs; layouts with one schedule table share a program.
       seconds: time of the search.
@@ -304,9 +307,9 @@ class PlanResult:
       layouts: all legal layouts as columns.
       estimates: bounds, memory and step times of all layouts.
       place: row of the best layout.
-      apart: (layouts) whether a layout is ranked apart: an extrapolation, or one that may not fit.
-      front: (layouts) whether no other layout has both less memory and a shorter step; only where
-        it was asked for.
+      apart: (layouts) whether a layout is an extrapolation, or may not fit.
+      front: (layouts) whether no other layout has both less memory and a shorter step; None if the
+        front was not requested.
     """
 
     best: PlannedLayout
@@ -328,22 +331,22 @@ class PlanResult:
     front: Bool[NumpyArray, " layouts"] | None = None
 
     def columns(self) -> dict[str, NumpyArray]:
-        """Return all layouts by column, with names instead of numbers where there are names.
+        """Return {column: values of all layouts}, with names of schedules and recomputations.
 
         Returns:
-          (layouts) degrees, memory, lower bound and step time, NaN where it is not known.
+          (layouts) degrees, memory, lower bound and step time; NaN for unknown step times.
         """
         return layout_columns(self.request, self.layouts, self.estimates)
 
     def save(self, path: str | Path, *, replace: bool = False) -> None:
-        """Write all layouts as a CSV or, where the name ends in .zarr, a Zarr store.
+        """Write all layouts as a CSV file or, if the name ends in .zarr, as a Zarr store.
 
         Args:
           path: file or store.
-          replace: whether to replace one that is there.
+          replace: whether to replace an existing file or store.
 
         Raises:
-          OSError: if it cannot be written, or is there and may not be replaced.
+          OSError: if the path cannot be written, or exists and may not be replaced.
         """
         save_columns(Path(path), self.request, self.columns(), replace=replace)
 
@@ -351,7 +354,7 @@ class PlanResult:
 def layout_columns(
     request: PlanRequest, layouts: Layouts, estimates: Estimates
 ) -> dict[str, NumpyArray]:
-    """Return all layouts by column, with names instead of codes."""
+    """Return {column: values of all layouts}, with names instead of indices."""
     named: dict[str, NumpyArray] = dict(layouts._asdict())
     named["schedule"] = np.array(request.schedules)[layouts.schedule]
     named["recompute"] = np.array(request.recomputations)[layouts.recompute]
@@ -360,7 +363,7 @@ def layout_columns(
 
 def as_dataset(request: PlanRequest, columns: Mapping[str, NumpyArray]) -> "xr.Dataset":
     """Return columns of layouts as a labelled dataset, with the request."""
-    import xarray as xr  # an extra
+    import xarray as xr  # an optional dependency
 
     units = {"memory_bytes": "B", "lower_bound": "s", "step_time": "s"}
     data = {
@@ -376,7 +379,7 @@ def as_dataset(request: PlanRequest, columns: Mapping[str, NumpyArray]) -> "xr.D
 
 
 def as_text(request: PlanRequest) -> str:
-    """Return a text of everything that decides a plan: equal texts are equal requests."""
+    """Return a text of all that determines a plan; equal texts mean equal requests."""
     return json.dumps(dataclasses.asdict(request), default=float, sort_keys=True)
 
 

@@ -1,8 +1,8 @@
-"""Branch and bound over all layouts: exact, with few exact evaluations.
+"""Branch and bound over all layouts: an exact result with few exact evaluations.
 
-Layouts are evaluated exactly in the order of lower bounds, each with all of its program that may
-still be among the best, until the next bound exceeds the last of the best. Of layouts with the
-same `Layouts.idea` only the fastest counts.
+Layouts are evaluated exactly in the order of their lower bounds. Layouts with the same program that
+may be among the best are evaluated together. The search ends when the next lower bound exceeds the
+slowest of the best layouts. Of all layouts with the same `Layouts.idea`, only the fastest counts.
 """
 
 import dataclasses
@@ -47,16 +47,17 @@ class Priced(NamedTuple):
 
 def price(request: PlanRequest, layouts: Layouts, systems: System | None = None) -> Priced:
     """Return times and memory of the stages of layouts, which have equal numbers of stages."""
-    # Each layout runs on the system of the request, or on its own one of the batch `systems`.
-    # Stages of a class cost the same: one stage of each class is priced, and `stage_class` copies
-    # its price to all. Layouts that recompute the same parts of a layer are priced together.
+    # Layout k runs on system k of the batch `systems`; by default on the system of the request.
+    # Stages of a class have equal costs. One stage of each class is priced, and `stage_class`
+    # copies the price to all stages. Layouts with equal recomputation in a layer are priced
+    # together.
     layout_numbers = _layout_numbers(request, layouts)
     stages, stage_class = _layout_stages(request, layouts, layout_numbers)
     machine = request.system if systems is None else systems
     machines = jax.tree.map(lambda leaf: np.broadcast_to(leaf, len(layouts)), machine)
     numbers = machines, layout_numbers, stages
     recomputes_layers, _ = _whole_layers(request, layouts)
-    # index of the recomputation within a layer: 0, none, if whole layers are recomputed
+    # index of the recomputation within a layer; 0 (none) if whole layers are recomputed
     recomputation = np.where(recomputes_layers, 0, layouts.recompute)
     rows_by_code = {
         code: np.flatnonzero(recomputation == code) for code in np.unique(recomputation)
@@ -71,7 +72,7 @@ def price(request: PlanRequest, layouts: Layouts, systems: System | None = None)
     joined: Priced = jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
 
     def for_stages(leaf: NumpyArray) -> NumpyArray:
-        """Return prices by stage from prices by class of stages; message prices stay unchanged."""
+        """Convert prices by class of stages to prices by stage; keep prices of messages."""
         return np.take_along_axis(leaf, stage_class, axis=1) if leaf.ndim == 2 else leaf
 
     return jax.tree.map(for_stages, joined)
@@ -80,7 +81,7 @@ def price(request: PlanRequest, layouts: Layouts, systems: System | None = None)
 def _price_layout(
     shared: tuple[Model, str], _: tuple[()], row: tuple[System, Layout, Stages]
 ) -> Priced:
-    """Return times and memory of a layout's stages; `shared` holds for all layouts of a batch."""
+    """Return times and memory of a layout's stages; `shared` is equal for a batch of layouts."""
     model, recompute = shared
     system, layout, stages = row
     work = work_of_stages(model, layout, stages, recompute=recompute)
@@ -107,14 +108,14 @@ def _layout_numbers(request: PlanRequest, layouts: Layouts) -> Layout:
 
 
 def _whole_layers(request: PlanRequest, layouts: Layouts) -> Int[NumpyArray, "two layouts"]:
-    """Return whether layouts recompute whole layers (0 or 1), and their layers per checkpoint."""
+    """Return (2, layouts): whether layouts recompute whole layers, and layers per checkpoint."""
     modes = map(parse_recompute, request.recomputations)
     numbers = np.array([(mode.layers > 0, mode.group) for mode in modes])
     return numbers[layouts.recompute].T
 
 
 def _short_table(request: PlanRequest, layouts: Layouts, row: int) -> ScheduleTable:
-    """Return a layout's table with few microbatches: its placement is the same as with all."""
+    """Return a layout's table with few microbatches, which has the same placement."""
     shape = program_shape(request, layouts, row)
     return build_table(shape, 2 * shape.workers)
 
@@ -126,10 +127,10 @@ OF_STAGES = tuple(name for name in Stages._fields if name not in OF_BOUNDARIES)
 def _layout_stages(
     request: PlanRequest, layouts: Layouts, numbers: Layout
 ) -> tuple[Stages, Int[NumpyArray, "layouts stages"]]:
-    """Return a stage of each class for every layout (layouts, classes), and each stage's class."""
-    # Stages of a class cost the same: most stages of a pipeline are alike. Stages A B B C have the
-    # classes 0 1 1 2, with the first stages 0 1 3.
-    # layouts with the same layers on stages are of one kind: its first layout gives the stages
+    """Return (layouts, classes) a stage of each class, and (layouts, stages) classes of stages."""
+    # Stages of a class have equal costs. Stages A B B C have the classes 0 1 1 2, with the first
+    # stages 0 1 3. Layouts with equal layers on all stages have one kind, and share the stages of
+    # the first layout of the kind.
     recomputes_layers, _ = _whole_layers(request, layouts)
     whole_layers = layouts.recompute * recomputes_layers
     _, first_rows, kind = np.unique(
@@ -138,12 +139,12 @@ def _layout_stages(
         return_index=True,
         return_inverse=True,
     )
-    kinds = []  # stages, first stage of each class, class of each stage
+    kinds = []  # (stages, first stage of each class, class of each stage)
     for row in first_rows.tolist():
         workload = layout_workload(request, layouts, row)
         table = _short_table(request, layouts, row)
         stages = build_stages(table, assign_layers(workload, table))
-        if any(numbers.wide_layers):  # costs depend on all layers before: each is a class
+        if any(numbers.wide_layers):  # costs depend on all earlier layers, so no stages are equal
             first_stages = stage_class = np.arange(table.num_stages)
         else:
             first_stages, stage_class = _stage_classes(request.model, stages)
@@ -156,7 +157,7 @@ def _layout_stages(
 
 
 def _take_stages(stages: Stages, rows: Int[NumpyArray, " classes"], size: int) -> Stages:
-    """Select stages; repeat the last one up to `size`, as padding that no stage reads."""
+    """Select stages; pad to `size` stages by repeating the last stage, which is not read."""
     padded = np.pad(rows, (0, size - len(rows)), mode="edge")
     columns = {name: np.asarray(getattr(stages, name), float)[padded] for name in OF_STAGES}
     is_real = np.arange(size) < len(rows)  # padding is no end of the pipeline
@@ -167,8 +168,8 @@ def _take_stages(stages: Stages, rows: Int[NumpyArray, " classes"], size: int) -
 def _stage_classes(
     model: Model, stages: Stages
 ) -> tuple[Int[NumpyArray, " classes"], Int[NumpyArray, " stages"]]:
-    """Return the first stage of each class of equally costly stages, and each stage's class."""
-    # layers before a stage matter if some are dense, places of workers if stages have copies
+    """Return (classes) the first stage of each class, and (stages) the class of each stage."""
+    # the layers before a stage matter if some are dense; places matter if stages have copies
     dense_layers = 0 if model.moe is None else int(model.moe.dense_layers)
     has_copies = stages.copies > 1
     properties = stages._replace(
@@ -177,13 +178,13 @@ def _stage_classes(
         farthest=stages.farthest * has_copies,
     )
     columns = np.stack([getattr(properties, name) for name in OF_STAGES])
-    # columns [A B B C] -> first stages [0 1 3], classes [0 1 1 2]
+    # columns [A B B C] have the first stages [0 1 3] and the classes [0 1 1 2]
     _, first_stages, classes = np.unique(columns, axis=1, return_index=True, return_inverse=True)
     return first_stages, classes.ravel()
 
 
-TIE = 0.01  # of a step: layouts of an idea within it are reported together
-ROUNDING = 1e-9  # by which a bound may be above the makespan, for sums in another order
+TIE = 0.01  # relative difference of step times within which layouts of an idea are reported
+ROUNDING = 1e-9  # relative rounding by which a lower bound may exceed the makespan
 
 Times = Float[NumpyArray, " layouts"]
 Rows = Int[NumpyArray, " rows"]
@@ -193,15 +194,16 @@ Rows = Int[NumpyArray, " rows"]
 class Estimates(NamedTuple):
     """Memory, bounds and step times of all layouts."""
 
-    lower_bound: Times  # (layouts) of the step time [s]
+    lower_bound: Times  # lower bound of the step time [s]
     memory_bytes: Float[NumpyArray, " layouts"]  # need of the fullest worker, per accelerator [B]
-    fits: Bool[NumpyArray, " layouts"]  # whether there is room for it
-    step_time: Times  # (layouts) exact, NaN where it was not evaluated [s]
+    fits: Bool[NumpyArray, " layouts"]  # whether the need fits in memory
+    step_time: Times  # exact step time [s]; NaN if it was not evaluated
 
 
 def row_groups(columns: tuple[Rows, ...]) -> list[Rows]:
     """Group rows that agree in all columns; groups come in the order of their first rows."""
-    # group of each row [1 0 1 1] -> rows by group [1 0 2 3], starts [0 1] -> groups [1], [0 2 3]
+    # If rows belong to groups [1 0 1 1], then rows sorted by group are [1 0 2 3], starts are [0 1],
+    # and the groups are [1] and [0 2 3].
     _, first_rows, inverse = np.unique(
         np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True
     )
@@ -213,7 +215,7 @@ def row_groups(columns: tuple[Rows, ...]) -> list[Rows]:
 
 
 def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estimates:
-    """Return lower bounds on the step times of all layouts, and their memory; no step times yet."""
+    """Return lower bounds and memory of all layouts, without step times."""
     bound, memory = np.empty(len(layouts)), np.empty(len(layouts))
     done = 0
     for rows in row_groups((layouts.schedule, layouts.pipeline, layouts.stages_per_worker)):
@@ -226,13 +228,13 @@ def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estima
         done += len(rows)
         tell(done, len(layouts), "layouts priced")
     unknown_times = np.full(len(layouts), np.nan)
-    return Estimates(bound, memory, memory <= request.room, unknown_times)
+    return Estimates(bound, memory, memory <= request.usable_memory, unknown_times)
 
 
 def _memory(
     shape: ProgramShape, prices: Priced, rows: Rows, microbatches: int
 ) -> Float[NumpyArray, " rows"]:
-    """Return the fullest worker's memory for layouts of one program, per accelerator [B]."""
+    """Return (rows) the memory need of the fullest worker, for layouts of one program [B]."""
     counts = count_activations(shape, microbatches)
     sizes: StageBytes = jax.tree.map(lambda leaf: leaf[rows], prices.memory)
     need = counts.static_bytes(sizes.static, sizes.version) + counts.activation_bytes(sizes.parts)
@@ -250,8 +252,8 @@ class Evaluator:
         tell: Callable[[], object],
     ) -> None:
         self.request, self.layouts, self.estimates, self.tell = request, layouts, estimates, tell
-        self.num_evaluated = 0  # programs
-        self.idea = layouts.idea  # (layouts) number of its group of similar layouts
+        self.num_evaluated = 0  # number of evaluated programs
+        self.idea = layouts.idea  # (layouts) number of the idea
         # programs differ by schedule, workers, stages per worker or microbatches
         self._rows_by_program = row_groups((*layouts[:3], layouts.microbatches))
         self._program_number = np.empty(len(layouts), int)
@@ -260,8 +262,7 @@ class Evaluator:
 
     def find_best(self, count: int, is_candidate: Bool[NumpyArray, " layouts"]) -> Rows:
         """Return the best layout of each of the `count` best ideas, after exact evaluations."""
-        # An idea is a group of similar layouts, of which only the fastest counts. Layouts within
-        # `TIE` of these are evaluated, too.
+        # Other layouts of these ideas within `TIE` of the best are evaluated, too.
         bound, times = self.estimates.lower_bound, self.estimates.step_time
         while True:
             # evaluate the program with the lowest bound among those that may change the answer
@@ -322,9 +323,9 @@ class Evaluator:
     def _idea_limits(
         self, count: int, is_candidate: Bool[NumpyArray, " layouts"]
     ) -> Float[NumpyArray, " layouts"]:
-        """Return for each layout the largest bound [s] at which it may change the answer."""
-        # A layout changes nothing if it is slower than another layout of its idea, or than the
-        # `count`-th best idea.
+        """Return (layouts) the step time [s] from which a layout cannot change the answer."""
+        # A layout changes nothing if it is slower than another layout of its idea, or slower than
+        # the `count`-th best idea.
         rows = np.flatnonzero(is_candidate & ~np.isnan(self.estimates.step_time))
         idea_times = np.full(max(count, 1 + self.idea.max()), np.inf)
         np.minimum.at(idea_times, self.idea[rows], self.estimates.step_time[rows])
