@@ -134,8 +134,7 @@ def _view(fit: "pj.results.Calibration") -> Iterator[object]:
     )
     held_out = fit.held_out or fit.left_out
     if held_out is not None:
-        error = digits(held_out.mape)
-        yield f"cross-check: runs are {error} % off if fits to other runs predict them"
+        yield f"cross-check: {digits(held_out.mape)} % off on runs that are not in the fit"
     for percent, share in fit.coverage.items():
         yield f"{digits(share)} % of the rows held out lie in their {percent} % band"
     yield from map(plain, fit.remarks)

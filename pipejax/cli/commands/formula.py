@@ -63,14 +63,13 @@ def _times_text(times: Mapping[str, Any]) -> str:
 
 
 def form_view(
-    table: pj.ScheduleTable, form: "pj.results.Formula", plans: Plans, is_compared: bool = False
+    table: pj.ScheduleTable, form: "pj.results.Formula", plans: Plans
 ) -> Iterator[object]:
     """Yield the makespan as a formula and its exactness."""
     text = f"the largest of {len(form.facets)} sums"
     if len(form.facets) <= MAX_SUMS:
         text = escape(form.text)
-    schedule = f" of {escape(table.name)}" if is_compared else ""
-    yield f"step time{schedule} = {text}, {escape(_quality(form))}"
+    yield f"step time of {escape(table.name)} = {text}, {escape(_quality(form))}"
     names = {*re.findall(r"[A-Zc]\w*", form.text)}
     yield ", ".join(text for text in LETTERS if text.split()[0] in names)
     yield f"{heading(table_sizes(table))}; {LINK_TEXTS[form.program.links.model]}"
@@ -229,7 +228,7 @@ def formula(
     out.save_text(json_text.dumps(result, allow_nan=False))
 
     def view() -> Iterator[object]:
-        form_lines = [*form_view(table, form, plans, bool(comparisons))]
+        form_lines = [*form_view(table, form, plans)]
         lines = (plain(t) for other in comparisons for t in versus_lines(other, form, plans))
         for line in itertools.islice(lines, 1):
             yield from (line, form_lines.pop(1))  # the letters stand before the formulas

@@ -197,9 +197,11 @@ def remedies_view(
     yield from _memory_doubt(explanation, best_rows)
     if step is None:
         yield from _other_cause(explanation, rows.index(best_rows[0]))
-    for before, row in itertools.pairwise([{"assumes": ""}, *best_rows]):
-        means = _means(row, explanation.launcher, row["assumes"] == before["assumes"])
-        yield plain(lead + _remedy_text(row, explanation, step) + means)
+    launcher = explanation.launcher
+    texts = [_remedy_text(row, explanation, step) + _means(row, launcher) for row in best_rows]
+    for before, text in itertools.pairwise(["", *texts]):
+        _, _, assumed = before.partition("; assumes ")
+        yield plain(lead + (text.replace(assumed, "the same") if assumed else text))
     place = rows.index(best_rows[0]) if best_rows else 0
     yield from before_command
     yield plain(f"next: {rows[place]['command']}")
@@ -260,9 +262,8 @@ def _needs(row: Mapping[str, Any]) -> str:
     return f"options of {launchers}" if launchers else SHELVES[row["shelf"]]
 
 
-def _means(row: Mapping[str, Any], launcher: str | None, is_repeated: bool) -> str:
+def _means(row: Mapping[str, Any], launcher: str | None) -> str:
     """Write who can apply a remedy, and its assumption: of hardware, the assumption is the need."""
-    # `is_repeated` if the remedy before has the same assumption
     assumes = row["assumes"].replace("; ", " and ")
     if row["shelf"] == "hardware":
         return f"; needs {assumes or _needs(row)}"
@@ -271,8 +272,6 @@ def _means(row: Mapping[str, Any], launcher: str | None, is_repeated: bool) -> s
         means = f"; no option of {launcher or 'a launcher'} does it: needs {_needs(row)}"
     if row["kind"] == "layers" and row["what"].endswith("equally long"):
         means = LAYERS_HINT
-    if is_repeated and assumes:
-        assumes = "the same"
     return means + (f"; assumes {assumes}" if assumes else "")
 
 

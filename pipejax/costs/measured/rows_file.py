@@ -117,19 +117,14 @@ class RowReader:
         """Warn about rows without a software stack, and about the defaults of missing cells."""
         if self.without_stack:
             count, first = len(self.without_stack), self.without_stack[0]
-            rows = f"{count} rows name" if count > 1 else "1 row names"
             warnings.warn(
-                f"{self.path}: {rows} no software stack (first: row {first}), so {NO_STACK}; add a "
-                "column stack, or --stack with a name that `pipejax schedules --stacks` lists",
+                f"{self.path}: rows without a software stack: {count} (first: row {first}); then "
+                f"{NO_STACK}; add a column stack, or --stack, see `pipejax schedules --stacks`",
                 Notice,
                 5,
             )
         if self.defaults:
-            names_by_value: dict[str, list[str]] = {}
-            for name, value in self.defaults.items():
-                names_by_value.setdefault(str(value), []).append(name)
-            groups = (f"{', '.join(names)} = {value}" for value, names in names_by_value.items())
-            listed = "; ".join(groups)
+            listed = "; ".join(f"{name} = {value}" for name, value in self.defaults.items())
             warnings.warn(f"{self.path}: values assumed where a row has none: {listed}", Notice, 5)
 
     def read(self, number: int, cells: dict[str, Any]) -> dict[str, Any]:

@@ -92,9 +92,7 @@ def parameters_with_priors(
     # `general` priors ignore the values of the system, except for numbers without another median.
     fitted_names = [resolve_name(name, PRIORS, "fit") for name in names]
     if not fitted_names or len(set(fitted_names)) < len(fitted_names):
-        raise wrong(
-            "fit", f"must name numbers of a system, none of them twice, got {','.join(names)!r}"
-        )
+        raise wrong("fit", f"must name different numbers of a system, got {','.join(names)!r}")
     priors = [PRIORS[name] for name in fitted_names]
     centres = [
         _centre(float(system_number(system, name)), prior, general)

@@ -116,6 +116,7 @@ class PermutationSearch(LocalSearch[Best]):
         self.best = self.current = orders[fastest]
         self.value = self._current_time = float(times[fastest])
         self._num_tried = 0  # number of evaluated orders, if all are evaluated
+        self.has_tried_all = False
         self._is_exhaustive = num_orders(self.kind) <= EXHAUSTIVE
         self._batches = self._all_orders() if self._is_exhaustive else self._neighbours()
         random_times = times[-NUM_RANDOM:]
@@ -142,13 +143,8 @@ class PermutationSearch(LocalSearch[Best]):
         if self._current_time < self.value:
             self.best, self.value = self.current, self._current_time
         self._num_tried += len(orders)
-        if self.has_tried_all:
-            self.lower_bound = self.value
-
-    @property
-    def has_tried_all(self) -> bool:
-        """Return whether the search has tried all different orders."""
-        return self._is_exhaustive and self._num_tried == num_orders(self.kind)
+        if self._is_exhaustive and self._num_tried == num_orders(self.kind):
+            self.lower_bound, self.has_tried_all = self.value, True
 
     def _neighbours(self) -> Iterator[Orders]:
         """Yield batches of orders that a swap or insertion in the present order gives."""
