@@ -99,7 +99,7 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
     Without JAX arrays among the costs, this runs in NumPy and compiles nothing.
     """
     layout = program.layout
-    # times of fused pairs may be by kind of pair here, not by stage: the check leaves them out
+    # times of fused pairs may be given by kind of pair, not by stage: the check leaves them out
     stage_costs = unchecked_costs({**vars(costs), "pair": None}) if layout.has_pair_times else costs
     stage_costs.check_shapes(*layout.sizes)
     check_known(program, costs)

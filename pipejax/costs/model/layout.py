@@ -65,7 +65,7 @@ class Layout(FloatFields):
     dispatch_per_node: Number = 0.0  # 1: one copy of a token to a node, 0: to each expert
     # 1: consecutive tokens on each context rank; under a causal mask the last rank has most pairs
     contiguous_context: Number = 0.0
-    graphs: Number = 0.0  # share of the kernels that start as graphs, which spare the host
+    graphs: Number = 0.0  # share of the kernels that start as graphs, not one by one
     optimizer_offload: Number = 0.0  # share of the optimizer's state and update on the host
     # layers that share a checkpoint where whole layers are recomputed
     recompute_group: Number = 1.0

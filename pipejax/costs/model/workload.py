@@ -79,7 +79,7 @@ class Workload:
         to each node with such an expert, which passes it on.
       contiguous_context: whether accelerators that split a sequence hold consecutive tokens; if
         not, all have equally many pairs of tokens under a causal mask.
-      graphs: share of the kernels that start as graphs, which spare the host.
+      graphs: share of the kernels that start as graphs, not one by one.
       optimizer_offload: share of the optimizer's state, and of its update, on the host.
       precision: format of the matrix products: "bf16", "fp16", "fp8", "mxfp8" or "nvfp4".
       attention_precision: format of attention's products, forward and backward; 16 bits if empty.

@@ -217,7 +217,7 @@ class System(FloatFields):
     def with_number(self, name: str, value: Number) -> "System":
         """Return a copy of the system in which a named number has another value.
 
-        Names are as in its file, "network.bandwidth" or "compute.peak"; values are in SI units, and
+        Names are those of the system's file, such as "compute.peak"; values are in SI units, and
         JAX may trace them. A share in place of a curve (compute.efficiency) holds for all sizes.
 
         Example:

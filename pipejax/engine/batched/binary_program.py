@@ -157,7 +157,7 @@ def _slots(first_use: Column, last_use: Column) -> tuple[Column, int]:
     reuses = np.flatnonzero((step[order] < 0) & ~is_new[order])
     previous = np.arange(size, dtype=np.int32)  # op that had the slot before
     previous[op[order[reuses]]] = op[order[reuses - 1]]
-    # until all point to the first op of their slot: each round goes twice as far
+    # each round doubles how far back `previous` points, until it points to the slot's first op
     while not np.array_equal(earlier := previous[previous], previous):
         previous = earlier
     slots = np.zeros(size, np.int64)

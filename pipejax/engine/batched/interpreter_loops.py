@@ -167,9 +167,9 @@ def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tup
             second_value = take_row(state, second) + take_row(cost, lag)
             value, weight = _maximum(first_value, second_value, temperature)
             if keeps_choices:
-                # The last row of `weights` stays zero. Added to the index of the write it makes the
-                # write wait for `weights`, thus for the choice, which has read the state by then:
-                # otherwise XLA might write first, and copy the state for the choice to read.
+                # The last row of `weights` stays zero. Adding it to the slot makes the write wait
+                # for `weights`, and so for the choice, which reads the state. Otherwise XLA might
+                # write first, and copy the state beforehand so that the choice can read the copy.
                 weights = put_row(weights, weight, Unsigned(u))
                 slot = slot + weights[GROUP, 0].astype(Unsigned)
             state = put_row(state, value + take_row(cost, duration), slot)

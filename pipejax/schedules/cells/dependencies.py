@@ -106,7 +106,7 @@ def _producer_stages(
     # `stages` and `consumers` are stages and cells of the waiting ops.
     num_stages = content.num_stages
     if rule.producers[0] in content.grammar.worker_phases:
-        yield consumers // content.num_slots  # workers, in place of stages
+        yield consumers // content.num_slots  # workers: the phase has one op per worker, not stage
     elif rule.producer_stage is not None:
         yield np.full_like(stages, rule.producer_stage % num_stages)
     elif rule.stage_offset and content.grammar.graph:

@@ -237,8 +237,8 @@ class _ListScheduler:
 
     def needed_offload(self, worker: int) -> Op | None:
         """Return the offload of the youngest activation, if its memory is needed."""
-        # a worker whose next gradient waits for an offloaded activation is stuck: it always makes
-        # room; for a forward only if the activation can return in time
+        # A worker whose next gradient waits for an offloaded activation is stuck, and offloads
+        # in any case. For a forward a worker offloads only if the activation can return in time.
         next_gradient = self.timeline.done[I][0][worker]  # gradients run in microbatch order
         is_stuck = next_gradient in self.offloaded[worker]
         forward, weights = self.next_forward(worker), self.ready[worker][WEIGHT]

@@ -58,8 +58,8 @@ def with_sharding(table: ScheduleTable) -> ScheduleTable:
 
 def with_waits(row: Sequence[Cell]) -> list[Cell]:
     """Return a row with a cell that waits for the end of each SEND, so late that no op waits."""
-    # The wait for an activation follows the backward of its microbatch, waits for gradients end
-    # the row: so no wait delays an op.
+    # The wait for an activation's SEND follows the backward of its microbatch, and the waits for
+    # gradients' SENDs end the row. So no wait delays an op.
     row_ops = {op for cell in row for op in cell}
     cells: list[Cell] = []
     pending: dict[Op, None] = {}  # waits, in order
