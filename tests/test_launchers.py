@@ -58,7 +58,7 @@ def test_degrees_batches_and_stages():
         "--parallelism.pipeline_parallel_layers_per_stage 8 --activation_checkpoint.mode none "
         "--training.seq_len 8192"
     )
-    text, program = deepspeed.text.split("; ")
+    text, program = deepspeed.text.split("\nin code: ")
     assert json.loads(text) == {
         "train_batch_size": 32,
         "train_micro_batch_size_per_gpu": 2,

@@ -404,7 +404,7 @@ def test_command_reports_and_writes(capsys, tmp_path):
     text = capsys.readouterr().out
     for part in (
         "the order in which they are computed",
-        "transfers wait",
+        "messages wait",
         "if no message blocked another: ",
     ):
         assert part in text

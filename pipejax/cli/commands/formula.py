@@ -155,7 +155,7 @@ def _place_text(at: Mapping[str, float], form: "pj.results.Formula") -> str:
     values = ", ".join(f"{key}={value:.3g}" for key, value in at.items())
     ranges = ((at[name], *form.box[name]) for name in form.box)
     inside = all(low - 1e-9 * low <= value <= high * (1 + 1e-9) for value, low, high in ranges)
-    return f"at {values}" if inside else f"towards many times {values}"
+    return f"at {values}" if inside else f"approached at many times {values}"
 
 
 HEIGHT = 3.4  # inches, the legend above included

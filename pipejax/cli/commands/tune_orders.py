@@ -35,7 +35,7 @@ BY_PRODUCER = "the order in which they are computed"
 # 1SEND_B2 is the SEND of stage 1 for B of microbatch 2
 CELL_WORDS = r"^(\d+)(\w+)_([A-Z]+)(\d+)$", r"\2 (\3 of microbatch \4, stage \1)"
 WAITS = (
-    Column("transfer", "send"),
+    Column("message", "send"),
     Column("workers", lambda row: f"{row['sender']} to {row['receiver']}"),
     Column("ready", "ready", seconds),
     Column("waits", "wait", seconds),
@@ -59,7 +59,7 @@ def messages(
     certificate: Annotated[Output, JSON] = NO_OUTPUT,
     figure: Annotated[Output, DRAWING] = NO_OUTPUT,
 ) -> Answer:
-    """Find which transfers block others under rendezvous, and search a better order of them."""
+    """Find which messages block others under rendezvous, and search a better order of them."""
     from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
     from pipejax.search.orders.transfers import TransferSearch
 
@@ -97,7 +97,7 @@ def messages(
             _messages_view(data, result),
             next=() if out.path is None else (command_line("export", torch),),
             details={
-                "waiting transfers": _waiting(data, worst),
+                "waiting messages": _waiting(data, worst),
                 "search": search_end(result, "orders tried"),
             },
         )
@@ -174,8 +174,8 @@ def _waiting(data: Mapping[str, Any], count: int) -> Iterator[object]:
     yield rows_table(
         data["waits"][:count],
         WAITS,
-        title=f"{len(data['waits'])} transfers wait, order: {data['waits_of']}",
-        caption="blocked: time before the transfer in front had started",
+        title=f"{len(data['waits'])} messages wait, order: {data['waits_of']}",
+        caption="blocked: time before the message in front had started",
     )
     yield "wait by worker: " + ", ".join(map(seconds, data["waits_by_worker"]))
 

@@ -73,11 +73,7 @@ def launch_lines(
             if (rest := len(text) - MAX_OPTION_LETTERS) > 0:
                 note = f"... ({rest} more characters; --details or --json has all)"
                 options = options.replace(text, text[:MAX_OPTION_LETTERS] + note)
-        code = launch.program if options.endswith(f"; {launch.program}") else ""  # beside a file
-        options = options.removesuffix(f"; {code}")
         yield plain(f"{launch.launcher}: {'; the rest: '.join(filter(None, (lacks, options)))}")
-        if code:
-            yield plain(f"{launch.launcher}, in code: {code}")
 
 
 TEXTS = load_json(Path(__file__).with_name("plan_words.json"))

@@ -67,10 +67,11 @@ class Launch(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return the command line to type; for DeepSpeed, the content of its configuration file."""
+        """Return the command line to type; for DeepSpeed, its configuration file, and code."""
         style = LAUNCHERS[self.launcher].style
         if style == "file":
-            return "; ".join(filter(None, (json.dumps(dict(self.options)), self.program)))
+            code = self.program and f"\nin code: {self.program}"
+            return f"{json.dumps(dict(self.options))}{code}"
         if style == "pairs":
             pairs = (f"{name}={_yaml(value)}" for name, value in self.options.items())
             return " ".join(filter(None, (self.program, shlex.join(pairs))))
