@@ -1,7 +1,8 @@
 """Offsets between the clocks of workers, and a trace on one clock.
 
-No op starts before its input is sent: messages bound the lead of a clock from above, and messages
-back from below. Like NTP, we take the middle of both bounds.
+The lead of a clock is the time by which it is ahead of another clock. No op starts before its input
+is sent. So messages in one direction bound the lead from above, and messages in the other direction
+bound it from below. The estimate is the middle of both bounds, as in NTP.
 """
 
 import dataclasses
@@ -16,8 +17,8 @@ from pipejax.base.checks import check_types
 from pipejax.base.display import short_repr
 from pipejax.traces.record import NONE, OP_INPUTS, LeftOut, Trace, transfers
 
-_BOUND_QUANTILE = 0.25  # over steps: as many may hold wrong times
-_CLOCK_ERROR = 5e-5  # rounding of clocks of one machine, and of times in 32 bits [s]
+_BOUND_QUANTILE = 0.25  # quantile over steps; this share of the steps may have wrong times
+_CLOCK_ERROR = 5e-5  # rounding of the clocks of one machine, and of times in 32 bits [s]
 
 
 @short_repr
@@ -31,7 +32,7 @@ class Offset(NamedTuple):
       seconds: estimate [s]; 0 without an estimate.
       residual: largest possible error of the estimate [s]; infinite without an estimate.
       is_corrected: whether the trace was corrected by this offset.
-      why: reason of a missing estimate; empty with an estimate.
+      why: reason why there is no estimate; empty if there is one.
     """
 
     replica: int
@@ -48,19 +49,19 @@ def aligned(
 ) -> tuple[Trace, list[Offset]]:
     """Put the workers of each replica on the clock of one worker, which agrees with most others.
 
-    No op may start before the end of its inputs. Inputs in both directions bound the offset of two
-    clocks; over several workers the bounds add up. The quickest message of each step counts. Over
-    steps, their lower quartile counts, as a single time may be wrong.
+    No op may start before the end of its inputs. Messages in both directions bound the offset of
+    two clocks. Bounds over several workers add up. In each step the quickest message counts. Over
+    steps the lower quartile of these counts, because a single time may be wrong.
 
     Args:
       trace: a measured run.
-      always: correct all clocks that can be corrected; else only clocks by which a message would
-        arrive before it was sent.
-      by_step: whether every step has its own offsets, because each rank counts from its own start
-        of the step; default: as the trace states.
+      always: whether to correct all clocks; otherwise only clocks by which a message would arrive
+        before it was sent.
+      by_step: whether every step has offsets of its own, because the clock of each rank restarts in
+        each step; default: as the trace states.
 
     Returns:
-      The trace on one clock, and the offsets. A clock that cannot be corrected stays, and
+      The trace on one clock, and the offsets. A clock that cannot be corrected stays as it is, and
       `left_out` names it.
 
     Example:
@@ -98,7 +99,7 @@ def aligned(
 
 
 def _dropped_clocks(offsets: Sequence[Offset]) -> Iterator[LeftOut]:
-    """Yield an entry with the workers concerned for each reason why clocks have no offset."""
+    """Yield an entry for each reason why clocks have no offset, with their workers."""
     for why in sorted({offset.why for offset in offsets if offset.why}):
         group = [offset for offset in offsets if offset.why == why]
         workers = ", ".join(map(str, sorted({offset.worker for offset in group})))
@@ -111,7 +112,7 @@ def _lead_bounds(
     sources: Int[NumpyArray, " transfers"],
     targets: Int[NumpyArray, " transfers"],
 ) -> Float[NumpyArray, "workers workers"]:
-    """Return [a, b]: bound [s] on how far clock b is ahead of clock a; inf without messages."""
+    """Return (a, b) the largest possible lead of clock b over clock a [s]; inf without messages."""
     size = len(workers)
     upper = np.full((size, size), math.inf)
     sender, receiver = (np.searchsorted(workers, trace.worker[ends]) for ends in (sources, targets))
@@ -126,20 +127,20 @@ def _lead_bounds(
         pair_seconds = np.sort(seconds[pair == number])
         last = len(pair_seconds) - 1
         upper.flat[number] = pair_seconds[max(int(_BOUND_QUANTILE * last), min(1, last))]
-    np.fill_diagonal(upper, 0.0)  # the clock of a worker is that of its own messages
+    np.fill_diagonal(upper, 0.0)  # a worker has one clock
     return upper
 
 
 def _solve_offsets(
     bounds: Float[NumpyArray, "workers workers"], *, always: bool
 ) -> list[tuple[float, float, bool, str]]:
-    """Return (offset [s], error [s], whether to correct, reason without offset) of each clock."""
+    """Return (offset [s], error [s], whether to correct, why there is no offset) of each clock."""
     # `bounds[a, b]` is the largest lead of clock b over clock a [s]. With `always`, all clocks but
-    # the reference are corrected; else only clocks that contradict most others.
+    # the reference are corrected, otherwise only clocks that contradict most other clocks.
     size = len(bounds)
     for middle in range(size):  # Floyd-Warshall: bounds over several workers add up
         bounds = np.minimum(bounds, bounds[:, middle, None] + bounds[None, middle])
-        np.fill_diagonal(bounds, 0.0)  # contradictory bounds would fall for ever
+        np.fill_diagonal(bounds, 0.0)  # otherwise contradictory bounds fall without end
     is_contradiction = (bounds < -_CLOCK_ERROR) | (bounds.T < -_CLOCK_ERROR)
     agrees = np.ones(size, bool)
     # drop the clock with the most contradictions until none is left; at a tie the last worker
@@ -151,7 +152,7 @@ def _solve_offsets(
     stays = np.arange(size) == reference if always else agrees
     is_wrong, references = is_bounded & ~stays, np.flatnonzero(is_bounded & stays)
     offset = np.zeros(size)
-    for worker in np.flatnonzero(is_wrong):  # a corrected clock is a reference for the next one
+    for worker in np.flatnonzero(is_wrong):  # a corrected clock is a reference for later clocks
         upper[worker] = (offset[references] + bounds[references, worker]).min()
         lower[worker] = (offset[references] - bounds[worker, references]).max()
         offset[worker] = (upper[worker] + lower[worker]) / 2

@@ -11,10 +11,11 @@ from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError, wrong
 from pipejax.base.display import short_repr, with_short_repr
 
-NONE = -1  # stage or microbatch of a slice without one
-# phases that a table has cells for; all others are collectives, the optimizer and the like
+NONE = -1  # stage or microbatch of a slice that has no stage or microbatch
+# phases of pipeline ops; other phases are collectives, the optimizer and the like
 OPS = ("F", "B", "I", "W")
-# slices of messages show who waited, not the time to send: they are no nodes of a step
+# Phases of messages. Their slices show which worker waited, not the time of the message, so they
+# are no nodes of a step.
 MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_SEND_F", "WAIT_SEND_B")
 INTEGERS = ("step", "replica", "worker", "stage", "phase", "microbatch")
 TIMES = ("start", "end")
@@ -26,9 +27,9 @@ class LeftOut:
     """Content of a file or a run that is not used, with the reason.
 
     Attributes:
-      what: name of the content, with its place.
-      why: the fault.
-      count: number of such entries.
+      what: name of the content, with its file or rank.
+      why: reason.
+      count: number of slices, rows or files.
     """
 
     what: str
@@ -38,16 +39,16 @@ class LeftOut:
 
 @short_repr
 class StepBudget(NamedTuple):
-    """Parts of one rank's step [s]; the first five sum to it, and each excludes earlier parts."""
+    """Times of the device in one step of a rank [s]; the first five sum to the step."""
 
     step: int
     replica: int
     worker: int
-    compute: float  # some kernel computes
-    exposed: float  # the device only exchanges data
-    blocking: float  # it is idle while the host waits in a call
-    launch_starved: float  # its next work is not launched yet
-    dependency_stalled: float  # its next work is launched, or of the next step
+    compute: float  # a kernel computes
+    exposed: float  # the device exchanges data and does not compute
+    blocking: float  # the device is idle, and the host waits in a call
+    launch_starved: float  # the device is idle, and its next work is not launched yet
+    dependency_stalled: float  # the device is idle; its next work is launched, or in the next step
     starved_ops: float = 0.0  # launch-starved between first and last op, if waits are recorded
 
 
@@ -60,21 +61,21 @@ class Trace:
       step: (slices) number of the training step, as in the file.
       replica: (slices) copy of the pipeline, from 0.
       worker: (slices) rank in the pipeline, from 0.
-      stage: (slices) stage of the model, from 0; -1 for a slice without one.
-      phase: (slices) position in `phases`.
-      microbatch: (slices) number in the step, from 0; -1 for a slice without one.
-      start: (slices) [s], by any clock that the workers of a step share.
-      end: (slices) [s].
-      phases: names: F, B, I, W of ops, SEND_F, RECV_F, SEND_B, RECV_B of messages; others
-        (collectives, the optimizer) keep the name in the file.
+      stage: (slices) stage of the model, from 0; -1 for a slice without a stage.
+      phase: (slices) index in `phases`.
+      microbatch: (slices) number in the step, from 0; -1 for a slice without a microbatch.
+      start: (slices) start [s], by a clock that the workers of a step share.
+      end: (slices) end [s].
+      phases: names of phases: F, B, I, W for ops; SEND_F, RECV_F, SEND_B, RECV_B for messages;
+        names in the file for other slices, such as collectives and the optimizer.
       left_out: content of the files that is not in the arrays.
       source: origin of the trace, in words.
-      known_workers: workers of a pipeline, as the files state; 0 if they do not.
-      inferred: sentences on numbers that no file states: their value, and its reason.
+      known_workers: number of workers of a pipeline that the files state; 0 if they state none.
+      inferred: sentences about numbers that no file states: their values, and the reasons.
       has_step_clocks: whether the clock of a worker restarts at 0 in every step.
-      budgets: parts of the steps of each rank, if the files have work of devices.
-      marks: number, marked time and time of the ops [s] of each marked step.
-      ranks: number of the rank in the files by (replica, worker), if they are files of ranks.
+      budgets: times of the device in each step of each rank, if the files have device work.
+      marks: (step, marked time [s], time of the ops [s]) of each marked step.
+      ranks: {(replica, worker): rank in the files}, if the files are of ranks.
 
     Raises:
       ValueError: if arrays differ in length, a time is not finite, or a phase has no name.
@@ -135,7 +136,7 @@ class Trace:
         return int(self.stage.max(initial=NONE)) + 1
 
     def has_phase(self, names: Iterable[str]) -> Bool[NumpyArray, " slices"]:
-        """Return for each slice whether its phase has one of these names."""
+        """Return (slices) whether the phase of a slice has one of these names."""
         selected_phases = [k for k, name in enumerate(self.phases) if name in set(names)]
         return np.isin(self.phase, selected_phases)
 
@@ -149,7 +150,7 @@ class Trace:
         )
 
     def with_marks(self, marks: Iterable[tuple[int, float, float]]) -> "Trace":
-        """Return a trace with these marks, and their note if ops take less than the marks."""
+        """Return the trace with these marks, and a note if ops take less time than the marks."""
         old_note, marks = _note_on_marks(self.marks), (*marks,)
         others = (text for text in self.inferred if text not in old_note)
         notes = (*others, *_note_on_marks(marks))
@@ -172,7 +173,7 @@ class Trace:
 
 
 def _note_on_marks(marks: Sequence[tuple[int, float, float]]) -> list[str]:
-    """Return the median length of marked steps, if the median span of their ops is shorter."""
+    """Return a note on the length of marked steps, if the span of their ops is shorter."""
     marked, span = np.median([mark[1:] for mark in marks], axis=0).tolist() if marks else (0, 0)
     if marked <= 1.01 * span:
         return []
@@ -186,17 +187,17 @@ def _note_on_marks(marks: Sequence[tuple[int, float, float]]) -> list[str]:
 Dependencies = Sequence[tuple[Sequence[str], Sequence[str], int]]
 Slices = Int[NumpyArray, " transfers"]
 
-# phases of the producer, phases of the consumer, and stage of the consumer minus the producer's
+# (phases of the producer, phases of the consumer, consumer's stage - producer's stage)
 OP_INPUTS: Dependencies = (("F", "F", 1), ("BI", "BI", -1))
 
 
 def transfers(trace: Trace, dependencies: Dependencies) -> tuple[Slices, Slices]:
-    """Match producers with consumers; return both as slice numbers, of equal length."""
-    # A dependency ("F", "F", 1) says that F of a stage has F of the next stage as its consumer.
+    """Match producers with consumers; return the slices of both, in arrays of equal length."""
+    # A dependency ("F", "F", 1) means that F of the next stage consumes F of a stage.
     _, step = np.unique(trace.step, return_inverse=True)
     num_stages, microbatches = trace.stages + 2, int(trace.microbatch.max(initial=0)) + 1
     pipeline = step * (int(trace.replica.max(initial=0)) + 1) + trace.replica
-    # one number for pipeline, stage and microbatch; the next stage is `microbatches` further
+    # op_number is unique for (pipeline, stage, microbatch); a stage further adds `microbatches`
     op_number = (pipeline * num_stages + trace.stage + 1) * microbatches + trace.microbatch
     has_place = (trace.stage >= 0) & (trace.microbatch >= 0)
     pairs = []
@@ -211,9 +212,9 @@ def transfers(trace: Trace, dependencies: Dependencies) -> tuple[Slices, Slices]
     return producers, consumers
 
 
-# workers of a collective, by a pattern in the name of its phase; the first match counts.
-# "replicas": all copies of a stage; "ends": first and last worker of a pipeline; "all": all workers
-# of all replicas; "alone": no other worker of a trace (tensor parallelism)
+# {pattern in the name of a phase: scope of the collective}; the first match counts. Scopes are
+# "replicas" (all copies of a stage), "ends" (first and last worker of a pipeline), "all" (all
+# workers of all replicas) and "alone" (no other worker of the trace, as in tensor parallelism).
 SCOPES = {
     "layernorm": "alone",
     "embedding": "ends",
@@ -223,6 +224,6 @@ SCOPES = {
 
 
 def collective_scope(phase: str) -> str | None:
-    """Return the scope of a collective with this name; None if the name is no collective's."""
+    """Return the scope of a collective by name; None if the name is not that of a collective."""
     scopes = (scope for pattern, scope in SCOPES.items() if re.search(pattern, phase.lower()))
     return next(scopes, None)

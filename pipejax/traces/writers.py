@@ -29,12 +29,13 @@ def dataset(analysis: Analysis) -> "xr.Dataset":
       analysis: analysis of a trace.
 
     Returns:
-      start, duration and residual by step, replica, phase, stage and microbatch [s] (NaN without
-      such an op, or if its pipeline is left out), span and error by step and replica, recorded and
-      replayed step times by step [s], and time that every place saves and adds [s].
+      A dataset with these variables [s]: start, duration and residual by step, replica, phase,
+      stage and microbatch (NaN if there is no such op, or its pipeline is left out); span and error
+      by step and replica; recorded and replayed step times by step; time that a place saves and
+      adds, by place.
 
     Raises:
-      ModuleNotFoundError: without xarray, which the extra `sweeps` brings.
+      ModuleNotFoundError: if xarray, from the extra `sweeps`, is not installed.
 
     Example:
       >>> import pipejax as pj
@@ -60,7 +61,7 @@ def dataset(analysis: Analysis) -> "xr.Dataset":
         **{"phase": phases, "start": trace.start, "duration": trace.end - trace.start},
         "residual": replayed.residuals,
     }
-    tables: dict[tuple[str, ...], dict[str, Any]] = {  # columns by the axes that number rows
+    tables: dict[tuple[str, ...], dict[str, Any]] = {  # {axes that index the rows: columns}
         ("step", "replica", "phase", "stage", "microbatch"): {
             name: values[slices] for name, values in fields.items()
         },
@@ -93,7 +94,8 @@ def dataset(analysis: Analysis) -> "xr.Dataset":
 def costs_text(replayed: Replay, *, stragglers: Mapping[int, float] | None = None) -> str:
     """Return the mean times of a trace as the text of a costs file, which `--costs` reads.
 
-    Phases that were not recorded are missing: the reader of the file takes half of B for I and W.
+    Phases that were not recorded are missing; the reader of the file then takes half of B for I and
+    for W.
 
     Args:
       replayed: a replayed trace.
@@ -133,8 +135,8 @@ MICROSECONDS = 1e6  # in a second; the unit of the Trace Event Format
 def perfetto(replayed: Replay, *, step: int | None = None) -> str:
     """Return a step as a JSON text in the Trace Event Format, which Perfetto shows.
 
-    A replica is a process. Each of its workers has two tracks: the recorded slices and the replay.
-    Arguments of a slice are stage, microbatch, and the delay of its start against the replay.
+    A replica is a process. Each worker has two tracks, for the recorded slices and for the replay.
+    Arguments of a slice are stage, microbatch, and recorded start minus replayed start.
 
     Args:
       replayed: a replayed trace.
@@ -144,7 +146,7 @@ def perfetto(replayed: Replay, *, step: int | None = None) -> str:
       Text of a .json file.
 
     Raises:
-      ValueError: if there is no such step.
+      ValueError: if the trace has no such step.
 
     Example:
       >>> import json, pipejax as pj
@@ -212,11 +214,11 @@ def record_runs(runs: Sequence[Evaluation], *, replicas: int = 1) -> Trace:
     """Return a trace of evaluated runs.
 
     Args:
-      runs: evaluated tables: all replicas of the first step, then all of the second, and so on.
+      runs: evaluated tables: all replicas of the first step, then all of the second step, ...
       replicas: number of replicas that run side by side in a step.
 
     Returns:
-      Slices of their ops; every step begins at 0.
+      A trace with the ops of the runs; every step begins at 0.
 
     Raises:
       ValueError: if the number of runs is no multiple of the replicas.

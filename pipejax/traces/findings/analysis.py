@@ -41,7 +41,7 @@ from pipejax.traces.replaying.replay import (
 
 
 def trace_scenario(replayed: Replay, stragglers: Mapping[int, float]) -> Scenario:
-    """Return a scenario of the most frequent table, at mean recorded times and replayed links."""
+    """Return the scenario of the most frequent table, with mean recorded times."""
     table, costs = replayed.pipelines.table, measured_costs(replayed, stragglers=stragglers)
     match, edits = registered(table), (SlowWorkers(stragglers),) if stragglers else ()
     if match is None:
@@ -51,8 +51,8 @@ def trace_scenario(replayed: Replay, stragglers: Mapping[int, float]) -> Scenari
     return Scenario(name, *sizes, options, costs=costs, link=replayed.links, edits=edits)
 
 
-MIN_STEPS = 4  # of a forecast
-MIN_CHANCE = 0.05  # of a band that has not failed
+MIN_STEPS = 4  # least number of steps for a forecast
+MIN_CHANCE = 0.05  # a band has failed if its result is less probable than this
 
 
 @with_short_repr("predicted low high median_error inside")
@@ -61,12 +61,12 @@ class Forecast:
     """Prediction of the second half of the steps from the first half.
 
     Attributes:
-      predicted: median of the replayed steps of the first half, times their mean ratio of recorded
-        to replayed time [s].
+      predicted: median replayed step of the first half, times the ratio of recorded to replayed
+        time in the first half [s].
       low: lower end of the prediction band [s].
       high: upper end of the prediction band [s].
       confidence: probability that a step lies in the band.
-      errors: (steps) predicted over recorded time, minus 1, in the second half.
+      errors: (steps) predicted / recorded time - 1 in the second half.
       inside: share of the second half inside the band.
     """
 
@@ -84,7 +84,7 @@ class Forecast:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether chance would put so few steps in the band in under 5 % of cases."""
+        """Return whether so few steps in the band have a probability below 5 % by chance."""
         from scipy.special import bdtr  # slow to import
 
         size = len(self.errors)
@@ -94,15 +94,15 @@ class Forecast:
 def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
     """Predict the second half of the steps of a job from the first half.
 
-    The band is Student's prediction interval for one further step: it assumes step times with a
-    normal distribution and a constant mean.
+    The band is Student's prediction interval for one further step. It assumes that step times are
+    normal, with a constant mean.
 
     Args:
       attribution: steps as recorded and as replayed.
       confidence: probability that a step lies in the band.
 
     Returns:
-      Prediction, band, and the errors in the second half.
+      Prediction, band, and errors in the second half.
 
     Raises:
       ValueError: if there are fewer than 4 steps, or the confidence is not between 0 and 1.
@@ -129,9 +129,9 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
     if len(recorded) < MIN_STEPS:
         raise ValueError(f"a forecast needs {MIN_STEPS} steps at least, there are {len(recorded)}")
     half = len(recorded) // 2
-    # unexplained time is assumed to stay the same share of a step
+    # the share of unexplained time in a step is assumed to stay the same
     steps = replayed[:half] * (recorded[:half].sum() / replayed[:half].sum())
-    quantile = float(stdtrit(half - 1, (1 + confidence) / 2))  # of Student's t
+    quantile = float(stdtrit(half - 1, (1 + confidence) / 2))  # quantile of Student's t
     num_deviations = quantile * np.sqrt(1 + 1 / half)
     middle, width = float(steps.mean()), float(steps.std(ddof=1) * num_deviations)
     later, predicted = recorded[half:], float(np.median(steps))
@@ -154,7 +154,7 @@ class Stall(NamedTuple):
       step: number of the step.
       replica: number of the replica.
       worker: rank in the pipeline.
-      op: stage, phase and microbatch.
+      op: name of the op, such as 0F1.
       seconds: delay after the last input [s].
     """
 
@@ -173,18 +173,18 @@ class Analysis:
     Attributes:
       pipelines: the pipelines that ran, and unused content of the files.
       replay: replay of recorded times in recorded order, with its errors.
-      attribution: time that each worker, stage, phase, .. costs per step.
+      attribution: time per step that each worker, stage, phase and so on costs.
       op_times: times of ops, messages and other slices.
-      forecast: prediction of the second half of the steps from the first; None of few steps.
-      advice: remedies for the mean pipeline; None if the replay is too far off. If a stage
-        matters most, moving its layers comes first.
+      forecast: prediction of the second half of the steps from the first half; None for few steps.
+      advice: remedies for the mean pipeline; None if the replay is too far off. If the finding is a
+        stage, remedies that move layers come first.
       offsets: offsets of corrected clocks.
-      suspects: outliers among workers, stages, links, .., and wrong clocks.
-      finding: the suspect or slow place that matters most; None if no place alone matters.
-      complete: replay of all steps, also of odd ones; its errors are those of `replay`.
-      deal: redistribution of the microbatches; None if `rebalance` has none, if times differ more
-        by replica than by data, or if steps are too long for a quick search.
-      against: differences from another run, if there is one.
+      suspects: outliers among workers, stages, links and so on, and wrong clocks.
+      finding: the suspect or slow place that costs most; None if no single place matters.
+      complete: replay of all steps, including odd steps; its errors are those of `replay`.
+      deal: redistribution of the microbatches; None if `rebalance` returns None, if times differ
+        more by replica than by data, or if steps are too long for a quick search.
+      against: comparison with another run; None without another run.
     """
 
     pipelines: Pipelines
@@ -207,7 +207,7 @@ class Analysis:
 
     @property
     def schedule(self) -> str | None:
-        """Return name and options of the registered schedule that ran; None if it is unknown."""
+        """Return name and options of the registered schedule that ran; None if none matches."""
         match = registered(self.pipelines.table)
         if match is None:
             return None
@@ -216,7 +216,7 @@ class Analysis:
 
     @property
     def no_advice(self) -> str | None:
-        """Return the reason for missing advice; None if there is advice."""
+        """Return the reason why there is no advice; None if there is advice."""
         if self.advice is not None:
             return None
         error = 100 * self.replay.mean_error
@@ -225,7 +225,7 @@ class Analysis:
     @property
     def stalls(self) -> Sequence[Stall]:
         """List ops that started long after their last input, the longest delay first."""
-        # Long is 1 % of the median pipeline; nothing in the trace explains such a delay.
+        # A delay is long from 1 % of the median pipeline on.
         trace, late = self.complete.pipelines.trace, self.complete.pipelines.late_launches
         delay = np.maximum(self.complete.stalls, late)
         stalled = np.flatnonzero(delay > MIN_STALL * float(np.median(self.pipelines.spans)))
@@ -242,7 +242,7 @@ class Analysis:
 
     @property
     def op_spread(self) -> float:
-        """Return the standard deviation of log(time) of ops of equal phase and stage."""
+        """Return the standard deviation of log(time) over ops of equal phase and stage."""
         ops = PipelineOps.select(self.pipelines.trace, self.pipelines.pipelines)
         deviations = [np.zeros(1)]
         for _, kind in ops.by_kind():
@@ -254,7 +254,7 @@ class Analysis:
 
 
 def usual_steps(trace: Trace, pipelines: Pipelines) -> Pipelines:
-    """Return the pipelines without odd steps; add the odd steps to the content left out."""
+    """Return the pipelines without odd steps, which `left_out` then names."""
     odd = odd_steps(pipelines)
     if not odd:
         return pipelines
@@ -264,8 +264,8 @@ def usual_steps(trace: Trace, pipelines: Pipelines) -> Pipelines:
     return find_pipelines(usual)
 
 
-MIN_COST = 0.001  # of the step: a suspect that costs less does not matter
-MIN_PLACE = 0.02  # of the step, from which a place that is no outlier matters
+MIN_COST = 0.001  # share of the step from which the cost of a suspect matters
+MIN_PLACE = 0.02  # share of the step from which the cost of a place that is no outlier matters
 
 
 def _first_finding(
@@ -275,11 +275,11 @@ def _first_finding(
     deal: NewDeal | None,
     first_step: int,
 ) -> Suspect | None:
-    """Return the suspect or slow place that costs most; None if no place alone matters."""
-    # `deal` is the redistribution of microbatches; if it saves more, the finding is uneven data.
-    # `fault` is the worst fault of the advice; `first_step`, a warm-up, comes last.
+    """Return the suspect or slow place that costs most; None if no single place matters."""
+    # If the redistribution of microbatches `deal` saves more, the finding is uneven data. `fault`
+    # is the worst fault of the advice. `first_step`, which may be a warm-up, comes last.
     step, counts = float(shares.recorded.mean()), Counter(suspect.kind for suspect in suspects)
-    # a wrong clock takes no time; of many suspects of a kind no place alone matters
+    # a wrong clock costs no time; if there are many suspects of a kind, no single one matters
     costly = [
         row
         for row in suspects
@@ -287,14 +287,14 @@ def _first_finding(
     ]
     rows = [row for row in costly if row.place != {"step": first_step}]
     rows += [row for row in _slow_places(shares, fault) if row.seconds > MIN_PLACE * step]
-    first = next(iter([*rows, *costly]), None)  # a warm-up comes last
+    first = next(iter([*rows, *costly]), None)  # `costly` may have the first step
     seconds = 0.0 if first is None else first.seconds
     saves = 0.0 if deal is None else deal.saves * float(deal.before.mean())
     if saves > max(MIN_PLACE * step, seconds):
         why = "replicas wait for the one with the longest microbatches"
         return Suspect("data", "", saves, ratio=None, z=0.0, why=why, place={})
-    # a worker and its only stage cost the same: name the stage if it is the first or the last, as
-    # with the head, or if it is slow in all replicas
+    # A worker and its only stage have equal costs. Name the stage if it is the first or the last,
+    # which may have embedding or head, or if it is slow in all replicas.
     stages = [row for row in suspects if row.kind == "stage" and row.seconds == seconds]
     if first is None or not stages:
         return first
@@ -303,7 +303,7 @@ def _first_finding(
 
 
 def _slow_places(shares: Attribution, fault: Fault | None) -> Sequence[Suspect]:
-    """Return the costliest worker of a replica, and the place of a fault, the costliest first."""
+    """Return the costliest worker of a replica and the place of a fault, the costliest first."""
     places = []
     share = next(iter(shares.by_name("place").values()), None)
     if share is not None:
@@ -346,21 +346,21 @@ def analyse(
 
     Args:
       trace: a measured run.
-      against: another run of the same stages, to find what got slower.
+      against: another run of the same stages, for a comparison.
       link: link model, or `Links`; default: the model that explains the pipelines best.
       stage_layers: (stages) layers of each stage; if set, remedies move whole layers.
       schedules: names of schedules to try; default: the registry.
       launcher: launcher whose options make the first shelf of remedies; default: any.
-      search: whether to run the solvers too, which take some seconds.
+      search: whether to run the solvers, too, which take some seconds.
       all_steps: whether means include odd steps, such as a warm-up step.
-      on_progress: called with the work done, all work, and a text.
+      on_progress: called with the number of finished parts, the number of parts, and a text.
 
     Returns:
-      Replay, attribution, forecast, advice, suspects and a new deal. A replay that is more than 5 %
-      off is no basis for advice or a deal.
+      Replay, attribution, forecast, advice, suspects and a new deal. If the replay is more than 5 %
+      off, there is no advice and no deal.
 
     Raises:
-      ValueError: if no pipeline follows the rules of a table, or as its parts.
+      ValueError: if no pipeline follows the rules of a table, or as `explain` and `replay`.
 
     Example:
       >>> import pipejax as pj
@@ -411,12 +411,12 @@ def analyse(
         causes = () if advice is None else advice.faults
         worst = next((fault for fault in causes if fault.kind not in ("schedule", "gaps")), None)
         finding = _first_finding(outliers, shares, worst, new_deal, all_pipelines.pipelines[0].step)
-        if advice is not None:  # reports have a row for a repair, but move layers of a stage
+        if advice is not None:  # reports name a repair in a line of its own
             remedies = [remedy for remedy in advice.remedies if remedy.kind != "repair"]
             if finding is not None and finding.kind == "stage":
                 remedies.sort(key=lambda remedy: remedy.kind != "layers")
             if finding is not None and finding.kind == "worker" and "replica" in finding.place:
-                # moved layers would make up for one machine of one replica, in all of them
+                # moved layers would change all replicas for one slow machine
                 remedies = [remedy for remedy in remedies if remedy.kind != "layers"]
             advice = dataclasses.replace(advice, remedies=remedies)
     return Analysis(

@@ -1,7 +1,9 @@
 """Time that each worker, stage, phase, replica, microbatch and link costs per step.
 
-The normal time of an op is the mean of its kind; that of a message or a collective the median,
-because of long tails, as in the what-if analysis of arXiv 2505.05713.
+The normal time of an op is the mean of its phase. The normal time of a message or a collective is
+the median, because their times have long tails, as in the what-if analysis of arXiv 2505.05713. A
+place is for example a worker, a stage or a link. It saves time if it were normal and all other
+places as recorded; it adds time if it were as recorded and all other places normal.
 """
 
 import dataclasses
@@ -23,21 +25,21 @@ from pipejax.traces.replaying.step_graph import find_non_ops, step_graph
 Times = Float[NumpyArray, "runs nodes"]
 Name = tuple[str, str]  # kind and name of a share, such as ("worker", "3")
 
-MAX_TIMES = 1 << 23  # times that one pass over the nodes holds in memory
+MAX_TIMES = 1 << 23  # number of times that one pass over the nodes holds in memory
 FULL_BACKWARD, BACKWARD_HALVES = "B", ("I", "W")
-KINDS_WITH_ADDS = ("worker", "stage", "phase", "replica", "link", "place")  # of shares
-MAX_PLACES = 512  # workers of all replicas, up to which each has a share of its own
+KINDS_WITH_ADDS = ("worker", "stage", "phase", "replica", "link", "place")
+MAX_PLACES = 512  # up to so many workers of all replicas, each worker of a replica has a share
 
 
 @short_repr
 class Share(NamedTuple):
-    """Effect of the ops of one place, or of one kind, on the step time.
+    """Effect of the ops of one worker, stage, phase, .. on the step time.
 
     Attributes:
       kind: worker, stage, phase, replica, place (a worker of a replica), microbatch or link.
-      name: its number or name.
+      name: number or name of the worker, stage, ..
       saves: time that the mean step saves if these ops take normal times [s].
-      adds: time that these ops, as recorded, add to a step of normal times [s]; None of single
+      adds: time that these ops, as recorded, add to a step of normal times [s]; None for single
         microbatches.
       by_step: (steps) time that each step saves [s].
     """
@@ -56,11 +58,11 @@ class Attribution:
 
     Attributes:
       steps: numbers of the steps that have all replicas.
-      recorded: (steps) from the first start to the last end [s].
-      replayed: (steps) replay of the whole job with recorded times [s].
+      recorded: (steps) time from the first start to the last end [s].
+      replayed: (steps) step time in a replay of the whole job with recorded times [s].
       ideal: step time if every op takes its normal time [s].
-      shares: effects of places, by the time they save, the largest first.
-      other: mean step of the other run, if there is one [s].
+      shares: effects of workers, stages, ..; the largest saving first.
+      other: mean step of the other run [s]; None without another run.
     """
 
     steps: Sequence[int]
@@ -81,7 +83,7 @@ class Attribution:
         return float(self.replayed.mean()) / self.ideal
 
     def by_name(self, kind: str) -> Mapping[str, Share]:
-        """Return all shares of a kind, such as worker or stage, by name."""
+        """Return {name: share} of a kind, such as worker or stage."""
         return {share.name: share for share in self.shares if share.kind == kind}
 
 
@@ -92,15 +94,15 @@ def attribute(
 
     Args:
       replayed: replayed pipelines of the job.
-      against: another run of the same stages. It scales each op by the ratio of mean times of its
-        kind and stage in both runs; default: an op should take the mean of its kind.
-      on_progress: called with the work done, all work, and a text.
+      against: another run of the same stages. The normal time of an op is then its recorded time,
+        scaled by the ratio of mean times of its phase and stage in both runs.
+      on_progress: called with the amount of finished work, of all work, and a text.
 
     Returns:
       Recorded, replayed and ideal step times, and the effect of every place.
 
     Raises:
-      ValueError: if no step has all replicas, or the other run has other stages or no such ops.
+      ValueError: if no step has all replicas, or the other run has different stages.
 
     Example:
       >>> import numpy as np, pipejax as pj
@@ -123,7 +125,7 @@ def attribute(
     with telling("attribute", on_progress) as report:
         masks = [job.masks() for job in jobs]
         names = list(dict.fromkeys(key for mask in masks for key in mask))
-        # a batch of names without `adds` runs once instead of twice: sort them to the end
+        # names without `adds` come last, because a batch of such names runs once instead of twice
         names.sort(key=lambda name: name[0] not in KINDS_WITH_ADDS)
         step_times = [job.graph.finish(job.duration).max(axis=1) for job in jobs]
         ideal_times = [job.graph.finish(job.ideal(ideal)).max(axis=1) for job in jobs]
@@ -170,10 +172,10 @@ class JobSteps:
     """Steps of a job whose replicas run the same tables, as one graph with recorded durations."""
 
     def __init__(self, replayed: Replay, positions: Mapping[int, Sequence[int]]) -> None:
-        """Build the graph of some steps; `positions` has each replica's pipeline, by step."""
-        # (steps, nodes): `slice_index` and `duration` [s]; (nodes): `kind`, the position in the
-        # trace's phases, `stage`, `worker`, `microbatch`; (steps): `recorded` length [s]. Nodes
-        # without a slice, such as messages, have -1. Non-ops are collectives and updates.
+        """Build the graph of steps; `positions` is {step: index of each replica's pipeline}."""
+        # `slice_index` and `duration` [s] are (steps, nodes). `kind` (index in the trace's phases),
+        # `stage`, `worker` and `microbatch` are (nodes). `recorded` is (steps) the length [s].
+        # Nodes without a slice, such as messages, have -1. Non-ops are collectives and updates.
         pipelines, trace = replayed.pipelines, replayed.pipelines.trace
         self.steps, self.replayed = list(positions), replayed
         step_pipelines = [[pipelines.pipelines[k] for k in row] for row in positions.values()]
@@ -189,8 +191,8 @@ class JobSteps:
             self.slice_index[:, op_nodes] = slices[:, graph.op[op_nodes]]
         non_op_nodes = np.flatnonzero(graph.non_op != NONE)
         self.slice_index[:, non_op_nodes] = non_op_slices[:, graph.non_op[non_op_nodes]]
-        any_slice = self.slice_index.max(axis=0)  # (nodes) of any step that has one
-        # an appended value is at index -1: the value of nodes without a slice
+        any_slice = self.slice_index.max(axis=0)  # (nodes) slice in a step that has one
+        # the appended value has index -1, so it is the value of nodes without a slice
         self.kind, self.stage, self.worker, self.microbatch = (
             np.append(field, NONE)[any_slice]
             for field in (trace.phase, trace.stage, trace.worker, trace.microbatch)
@@ -204,7 +206,7 @@ class JobSteps:
         self.link_scales = scales[np.array([*positions.values()])]
         scale = self.link_scales[:, graph.replica[messages], graph.link[messages]]
         self.duration[:, messages] = replayed.link_times[graph.link[messages]] * scale
-        # extrema over nodes must ignore nodes without a slice: they repeat another node's slice
+        # nodes without a slice repeat the slice of another node, so that they change no extremum
         largest = self.slice_index.max(axis=1, keepdims=True)
         slices = np.where(self.slice_index == NONE, largest, self.slice_index)
         self.recorded = trace.end[slices].max(axis=1) - trace.start[slices].min(axis=1)
@@ -217,7 +219,7 @@ class JobSteps:
         return self.duration[:, is_selected][self.slice_index[:, is_selected] != NONE]
 
     def ideal(self, ideal: "_Ideal") -> Times:
-        """Return every node's normal time (steps, nodes) [s], or else its recorded time."""
+        """Return (steps, nodes) normal times [s]; recorded times for nodes without normal time."""
         seconds = ideal.ops[self.kind, self.stage] * (self.duration if ideal.are_factors else 1.0)
         is_message = self.graph.link != NONE
         seconds[..., is_message] = ideal.links[self.graph.link[is_message]]
@@ -233,10 +235,10 @@ class JobSteps:
         ideal_times: Float[NumpyArray, " steps"],
         report: OnProgress,
     ) -> tuple[Float[NumpyArray, "names steps"], Float[NumpyArray, "names steps"]]:
-        """Return the time that each name, such as ("worker", "3"), saves and adds [s]."""
-        # It saves time if its nodes, which its mask selects, take their ideal times and all others
-        # their recorded ones; `step_times` are as recorded. It adds time in the reverse case to
-        # `ideal_times`, the steps in which all nodes are ideal.
+        """Return (names, steps) the time that a name, as ("worker", "3"), saves and adds [s]."""
+        # The mask of a name selects its nodes. A name saves time compared with `step_times` (all
+        # nodes as recorded) if its nodes take ideal times and all others recorded times. It adds
+        # time to `ideal_times` (all nodes ideal) in the reverse case.
         recorded_durations, ideal_durations = self.duration.T, self.ideal(ideal).T
         shape = len(names), len(self.steps)
         without_fault, fault_alone = np.zeros(shape), np.zeros(shape)
@@ -257,7 +259,7 @@ class JobSteps:
         return step_times - without_fault, fault_alone - ideal_times
 
     def masks(self) -> Mapping[Name, Bool[NumpyArray, " nodes"]]:
-        """Return a mask of nodes for each worker, stage, phase, replica, microbatch and link."""
+        """Return {(kind, name): mask of nodes} of workers, stages, phases, links and so on."""
         trace, graph = self.replayed.pipelines.trace, self.graph
         is_slice = self.kind != NONE
         fields = {"worker": self.worker, "stage": self.stage, "microbatch": self.microbatch}
@@ -286,11 +288,12 @@ class JobSteps:
 class _Ideal(NamedTuple):
     """Normal times of ops and messages."""
 
-    # [s], or factors of the recorded time; last column: slices without a stage; NaN if unknown
+    # times [s], or factors on recorded times; NaN if unknown. The last column is for slices without
+    # a stage.
     ops: Float[NumpyArray, "phases stages"]
     links: Float[NumpyArray, " links"]  # time of a message [s]
     are_factors: bool = False  # whether `ops` holds factors
-    step: float | None = None  # mean step of the other run, if there is one [s]
+    step: float | None = None  # mean step of the other run [s]; None without another run
 
     @classmethod
     def mean_times(cls, jobs: Sequence["JobSteps"]) -> "_Ideal":
@@ -308,7 +311,7 @@ class _Ideal(NamedTuple):
     @classmethod
     def ratios(cls, other_jobs: Sequence["JobSteps"], jobs: Sequence["JobSteps"]) -> "_Ideal":
         """Return factors on ops: ratios of mean times in both runs, by phase and stage."""
-        # random variation of the run remains, so a run against itself saves nothing
+        # The variation within the run remains. So a run compared with itself saves nothing.
         names = jobs[0].replayed.pipelines.trace.phases
         other_names = other_jobs[0].replayed.pipelines.trace.phases
         stages = range(NONE, jobs[0].replayed.pipelines.trace.stages)

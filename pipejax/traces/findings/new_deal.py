@@ -1,4 +1,4 @@
-"""Gain from a redistribution, over the replicas, of microbatches that take different times."""
+"""Time saved if microbatches of different lengths are redistributed over the replicas."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -15,26 +15,25 @@ from pipejax.traces.findings.op_times import cost_fields
 from pipejax.traces.replaying.pipelines import Pipeline, PipelineOps
 from pipejax.traces.replaying.replay import Replay
 
-MAX_ROUNDS = 20  # of the search: more gain little
-# ops that one round of the search may run over all steps; beyond it some steps are skipped
-MAX_WORK = 5e6
-MAX_REPLICA_SHARE = 0.5  # of the variance of microbatches; beyond it replicas differ, not the data
+MAX_ROUNDS = 20  # largest number of rounds of the search; more rounds save little
+MAX_WORK = 5e6  # largest number of ops in a round of the search; otherwise some steps are skipped
+MAX_REPLICA_SHARE = 0.5  # above this share, replicas differ, and not their data
 
 
 @with_short_repr("saves bound replica_share")
 @dataclasses.dataclass(frozen=True, eq=False)
 class NewDeal:
-    """Best redistribution, as found by a search, of each step's microbatches over the replicas.
+    """Best redistribution of each step's microbatches over the replicas that a search found.
 
     Attributes:
-      steps: numbers of the steps; if steps are long, a subset that is spread evenly.
+      steps: numbers of the steps; if steps are long, an evenly spread subset.
       before: (steps) replayed time of the slowest pipeline [s].
       after: (steps) time of the slowest pipeline of the new deal [s].
       least: (steps) lower bound on the time of any deal [s].
-      order: (steps, replicas, microbatches) microbatch that each replica runs as its k-th, numbered
-        replica by replica as they ran.
-      replica_share: share of the variance of microbatches that lies between replicas. If it is
-        large, replicas are slow and not their data, so no deal helps.
+      order: (steps, replicas, microbatches) order[step, r, k] is the k-th microbatch that replica r
+        runs; numbers count the microbatches replica by replica, as they ran.
+      replica_share: share of the variance of microbatch times that lies between replicas. If the
+        share is large, replicas are slow and not their data, so no deal helps.
     """
 
     steps: Sequence[int]
@@ -51,22 +50,23 @@ class NewDeal:
 
     @property
     def bound(self) -> float:
-        """Return an upper bound on the share of the slowest pipeline's time that a deal saves."""
+        """Return an upper bound on the share that any deal saves."""
         return 1 - float(self.least.mean() / self.before.mean())
 
 
 def rebalance(replayed: Replay, *, on_progress: OnProgress | None = None) -> NewDeal | None:
     """Redistribute the microbatches of every step over the replicas.
 
-    The time of an op is assumed to belong to its data, so it moves along to another replica.
+    The time of an op is assumed to depend on its data alone. So a microbatch takes equal times on
+    all replicas.
 
     Args:
       replayed: a replayed trace.
       on_progress: called after each round of the search.
 
     Returns:
-      The new deal, its gain and a bound. None with one replica, if replicas ran in different
-      orders, or if all microbatches take equal times.
+      The new deal, with its gain and a bound. None if there is one replica, if replicas ran
+      different orders, or if all microbatches take equal times.
 
     Example:
       >>> import numpy as np, pipejax as pj
@@ -80,7 +80,7 @@ def rebalance(replayed: Replay, *, on_progress: OnProgress | None = None) -> New
     """
     check_types(replayed=(replayed, Replay))
     table, all_steps = replayed.pipelines.table, _complete_steps(replayed)
-    # select as many steps as the search has time for, spread evenly
+    # select evenly spread steps, as many as the work limit of the search allows
     max_steps = max(1, int(MAX_WORK / round_work(replayed)))
     stride = max(1, -(-len(all_steps) // max_steps))
     steps = {step: all_steps[step] for step in list(all_steps)[::stride]}
@@ -96,7 +96,7 @@ def rebalance(replayed: Replay, *, on_progress: OnProgress | None = None) -> New
         replicas=replicas,
         link=replayed.links,
         iterations=MAX_ROUNDS,
-        time_limit=None,  # the work of each round is limited
+        time_limit=None,  # `MAX_WORK` limits the work of a round
         on_progress=on_progress,
     )
     return NewDeal(
@@ -110,8 +110,8 @@ def rebalance(replayed: Replay, *, on_progress: OnProgress | None = None) -> New
 
 
 def round_work(replayed: Replay) -> float:
-    """Count the ops that one round of the search of `rebalance` runs for one step."""
-    # A round pairs a quarter of the replicas, and runs the (2 M)^2 exchanges of every pair.
+    """Count the ops that a round of the search in `rebalance` runs for one step."""
+    # A round pairs a quarter of the replicas, and runs (2 M)^2 exchanges for every pair.
     pipelines = replayed.pipelines.pipelines
     replicas = len({pipeline.replica for pipeline in pipelines})
     ops = len(pipelines[0].slices)
@@ -130,8 +130,8 @@ def _step_costs(replayed: Replay, replicas: Sequence[Pipeline]) -> Costs:
 
 
 def replica_share(replayed: Replay) -> float:
-    """Return the share of microbatch time variance that lies between replicas, in [0, 1]."""
-    # This is the intraclass correlation of the total time of a microbatch.
+    """Return the share of the variance of microbatch times that lies between replicas."""
+    # This is the intraclass correlation of the total time of a microbatch, in [0, 1].
     steps = _complete_steps(replayed).values()
     if not steps:
         return 0.0
@@ -141,14 +141,14 @@ def replica_share(replayed: Replay) -> float:
     totals = np.bincount(ops.run * count + ops.microbatch, ops.seconds)
     totals = totals.reshape(len(steps), -1, count)  # (steps, replicas, microbatches)
     within = float(totals.var(axis=(0, 2)).mean())
-    # means of replicas with equal data differ by chance, with the variance of a mean
+    # the means of replicas with equal data differ by chance; `chance` is the variance of a mean
     chance = within / (totals.shape[0] * totals.shape[2])
     between = max(0.0, float(totals.mean(axis=(0, 2)).var()) - chance)
     return between / ((between + within) or 1.0)
 
 
 def _complete_steps(replayed: Replay) -> Mapping[int, Sequence[Pipeline]]:
-    """Return the pipelines of each step in which all replicas ran the most frequent table."""
+    """Return {step in which all replicas ran the most frequent table: its pipelines}."""
     pipelines, steps = replayed.pipelines.pipelines, replayed.pipelines.complete_steps
     by_step = {step: [pipelines[k] for k in positions] for step, positions in steps.items()}
     return {step: row for step, row in by_step.items() if all(p.table == 0 for p in row)}

@@ -35,12 +35,12 @@ class OpTimes(NamedTuple):
     Attributes:
       kind: op, message, other or gap.
       name: phase, link of a message, or "pair" for a fused pair.
-      stage: stage of the model; of a pair, that of its forward; -1 without a stage.
-      worker: worker that runs it, or receives it.
+      stage: stage of the model, for a fused pair that of its forward; -1 without a stage.
+      worker: worker that runs the slices, or receives the messages.
       slices: number of slices.
-      mean: [s].
+      mean: mean [s].
       low: 5 % quantile [s].
-      median: [s].
+      median: median [s].
       high: 95 % quantile [s].
     """
 
@@ -58,15 +58,15 @@ class OpTimes(NamedTuple):
 def op_times(pipelines: Pipelines | Replay) -> Sequence[OpTimes]:
     """Summarize times of ops by phase and stage, of messages by link, of other slices by worker.
 
-    Gaps are the idle times between two ops of a worker. Of messages, only those that an op waited
-    for count, from the time at which they could be sent.
+    Gaps are the idle times between two ops of a worker. A message counts only if an op waited for
+    it; its time begins when it could be sent.
 
     Args:
-      pipelines: recorded pipelines, whose messages are assumed to wait for no other message; or a
-        replay, whose link model decides.
+      pipelines: recorded pipelines, in which messages are assumed not to wait for each other; or a
+        replay, whose link model decides for what messages wait.
 
     Returns:
-      Rows, ops first.
+      Summaries: ops first, then other slices, messages and gaps.
 
     Example:
       >>> import pipejax as pj
@@ -111,7 +111,7 @@ def _slices(pipelines: Pipelines) -> Iterator[OpTimes]:
 
 
 def _messages(pipelines: Pipelines, evidence: Sequence[MessageEvidence]) -> Iterator[OpTimes]:
-    """Yield a summary of the message times of each link, from its best evidence."""
+    """Yield a summary of the message times of each link, from the strongest evidence."""
     boundaries, placement = pipelines.table.num_stages - 1, pipelines.table.placement[0]
     for link, link_evidence in enumerate(by_link(evidence, 2 * boundaries)):
         seconds = best_evidence(*link_evidence)
@@ -140,13 +140,13 @@ def measured_costs(
 ) -> Costs:
     """Return mean recorded times of ops by stage, and of messages by link, as costs.
 
-    If only some stages split their backwards, B is I + W on a stage without a B, and I and W are
-    half of B on a stage without them.
+    If only some stages split their backwards, B is I + W on a stage without B, and I and W are half
+    of B on a stage without I and W.
 
     Args:
       replayed: a replayed trace.
-      pipeline: one of its pipelines, for its times by stage and microbatch; default: means over
-        all pipelines.
+      pipeline: a pipeline of the trace, for times by stage and microbatch; default: means over all
+        pipelines.
       stragglers: factors of slow workers, which divide the times of their ops.
 
     Returns:
@@ -173,8 +173,8 @@ def measured_costs(
 
 
 def cost_fields(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArray]:
-    """Return mean op times [s] as fields of `Costs`, by stage or by stage and microbatch."""
-    # `shape` is (stages) or (stages, microbatches). A place without an op takes the mean of others.
+    """Return {field of `Costs`: mean op times [s]}, with this shape."""
+    # `shape` is (stages) or (stages, microbatches). Entries without an op get the mean of others.
     fields, size = {}, math.prod(shape)
     for kind, kind_ops in ops.by_kind():
         place = np.ravel_multi_index((kind_ops.stage, kind_ops.microbatch)[: len(shape)], shape)
@@ -186,7 +186,7 @@ def cost_fields(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArra
 
 
 def _fill_stages(times: dict[str, PerStage]) -> dict[str, PerStage]:
-    """Replace NaN in times by field: B by I + W, I and W by B / 2, all others by the mean."""
+    """Replace NaN in {field: times}: B by I + W, I and W by B / 2, all others by the mean."""
     if {"backward", "input_grad", "weight_grad"} <= times.keys():
         b, i, w = (times[name] for name in ("backward", "input_grad", "weight_grad"))
         i, w = (np.where(np.isnan(half), b / 2, half) for half in (i, w))

@@ -1,8 +1,10 @@
 """Outliers of a measured run: slow workers, stages, links, microbatches and steps, wrong clocks.
 
-Common delays of all stages or all microbatches are subtracted first, so a slow worker makes no
-microbatch slow. The job runs again with the suspect as fast as the others: its cost is a
-difference of two steps.
+Delays that all stages or all microbatches share are subtracted first. So a slow worker makes no
+microbatch slow. A replay of the job with the suspect as fast as the others gives its cost: the
+difference of both step times.
+
+A run is a pipeline in one step. A cell is a microbatch on a stage in a run.
 """
 
 import math
@@ -27,21 +29,20 @@ from pipejax.traces.replaying.messages import FIRST, by_link, link_workers, simp
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, op_name
 from pipejax.traces.replaying.replay import Replay, group_ops
 
-MIN_RATIO = 1.1  # to the median of the others
-MIN_Z = 5.0  # standard errors
-RELATIVE_ERROR = 0.01  # smallest standard error of a time
+MIN_RATIO = 1.1  # smallest ratio of an outlier to the median of the others
+MIN_Z = 5.0  # smallest excess of an outlier, in standard errors
+RELATIVE_ERROR = 0.01  # smallest relative standard error of a time
 MEDIAN_ERROR = 1.2533  # standard error of a median over the standard error of a mean
-MAX_SHADOW = 1.25  # cost of what a starved host makes slow, relative to the host
-MIN_RATE = 0.01  # share of its time that remains for a worker whose host launches in time
-MAX_LISTED = 10  # suspects of a kind
-GAP_ERROR = 0.1  # standard error of the time between two steps, relative to the median op
-MIN_MESSAGE_DELAY = 0.05  # of a suspect link, relative to the median op
-# by kind, with the ratio to the others
+MAX_SHADOW = 1.25  # a place with at most this ratio of cost to a starved host is slow by the host
+MIN_RATE = 0.01  # least share of a worker's time that remains if its host launches in time
+MAX_LISTED = 10  # largest number of suspects of a kind
+GAP_ERROR = 0.1  # standard error of the time between two steps, over the median op
+MIN_MESSAGE_DELAY = 0.05  # smallest delay of messages on a suspect link, over the median op
+# {kind of suspect: sentence with the ratio to the others}
 WHY: Mapping[str, str] = load_json(Path(__file__).with_name("suspects.json"))
 
-Logs = Float[NumpyArray, " things"]
-Place = Mapping[str, int]  # its numbers by name
-# a run is a pipeline in one step; a cell is a microbatch on a stage in a run
+Logs = Float[NumpyArray, " values"]
+Place = Mapping[str, int]  # such as {"worker": 2, "replica": 0}
 Cells = Bool[NumpyArray, "runs stages microbatches"]
 CellLogs = Float[NumpyArray, "runs stages microbatches"]  # logarithms of seconds
 
@@ -52,15 +53,15 @@ class Suspect(NamedTuple):
 
     Attributes:
       kind: clock, replica, worker, stage, link (from a worker to another), microbatch or step;
-        host (of a worker) if it launches late; launch if the same op starts late in most steps.
-      name: its number or name.
-      seconds: time that a step would save if it were as fast as the others [s]; of a step, and of
-        a microbatch in one step, the time of that step alone; of a clock, its lead.
-      ratio: its time over the median of the others; None of a clock and of a late start.
+        host, if the host of a worker launches late; launch, if an op starts late in most steps.
+      name: number or name of the suspect.
+      seconds: time that a step would save if the suspect were as fast as the others [s]; for a
+        step, and a microbatch in one step, time that this step would save; for a clock, the lead.
+      ratio: time of the suspect over the median of the others; None for clocks and late starts.
       z: difference in standard errors.
       why: reason, in words.
-      place: its numbers: step, replica, worker, stage or microbatch; of a link, both workers, and
-        2 ways if both are slow.
+      place: {"step", "replica", "worker", "stage" or "microbatch": number}. A link has "source" and
+        "target" workers, and "ways": 2 if both directions are slow.
     """
 
     kind: str
@@ -75,15 +76,15 @@ class Suspect(NamedTuple):
 def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspect]:
     """Find workers, stages, links, microbatches, replicas and steps that are outliers.
 
-    With one stage per worker, a slow stage is also a slow worker, and both are suspects. Of only
-    two of a kind, the slower one is a suspect.
+    With one stage per worker, a slow stage is also a slow worker, and both are suspects. If there
+    are only two of a kind, the slower one is a suspect.
 
     Args:
       replayed: a replayed trace.
-      offsets: offsets of its clocks, from `aligned`.
+      offsets: offsets of clocks, from `aligned`.
 
     Returns:
-      Suspects by their cost per step of the run, at most ten of a kind; then wrong clocks.
+      Suspects by cost per step, the largest first and at most ten of a kind; then wrong clocks.
 
     Example:
       >>> import pipejax as pj
@@ -111,12 +112,12 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
     first_step, num_steps = pipelines.pipelines[0].step, len({*times.step.tolist()})
 
     def cost_per_step(suspect: Suspect) -> float:
-        """Return the cost per step that orders suspects; 0 for the first step, the warm-up."""
+        """Return the cost per step that orders suspects; 0 for the first step (warm-up)."""
         if "step" not in suspect.place:
             return suspect.seconds
         weight = 1.0
         if suspect.kind == "step":
-            # a step counts half, so that a microbatch that explains most of it ranks first
+            # a step counts half, so that a microbatch that explains most of the step comes first
             weight = 0.0 if suspect.place["step"] == first_step else 0.5
         return weight * suspect.seconds / num_steps
 
@@ -127,9 +128,9 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
 
 
 def slow_machines(suspects: Iterable[Suspect], pipelines: Pipelines) -> dict[int, float]:
-    """Return how many times longer slow workers take, by worker, as a mean over replicas."""
+    """Return {slow worker: factor on its times, as a mean over replicas}."""
     table, num_replicas = pipelines.table, len({run.replica for run in pipelines.pipelines})
-    # the only stage of a worker may be slow itself, unless it is fast in other replicas
+    # the only stage of a worker may be the slow part, unless it is fast in other replicas
     has_twins = len(table.placement) == 1 and table.num_stages <= table.num_workers
     rows = [row for row in suspects if row.kind == "worker"]
     in_all = {row.place["worker"]: row.ratio or 1.0 for row in rows if "replica" not in row.place}
@@ -161,9 +162,9 @@ def _with_rank(suspect: Suspect, ranks: Mapping[tuple[int, int], int]) -> Suspec
 
 
 def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
-    """Return for each value the median of the others, its excess, and its excess over its error."""
+    """Return (values) the median of all others, the excess, and the excess over its error."""
     # `errors` are standard errors of the values; the spread of the other values adds to them.
-    # values 1 2 9 -> medians 5.5 5 1.5, excesses -4.5 -3 7.5
+    # Values 1 2 9 have the medians 5.5 5 1.5 and the excesses -4.5 -3 7.5.
     size = len(values)
     if size < 2:
         return values, np.zeros(size), np.zeros(size)
@@ -177,7 +178,7 @@ def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Log
 
 
 def _find_outliers(logs: Logs, errors: Logs | float) -> Iterator[tuple[int, float, float, float]]:
-    """Yield (position, median of all others [s], ratio to it, z) of each outlier in log times."""
+    """Yield (index, median of all others [s], ratio to this median, z) of outliers in log times."""
     medians, excess, z = _compare_others(logs, errors)
     for k in np.flatnonzero((excess > np.log(MIN_RATIO)) & (z > MIN_Z)).tolist():
         yield k, float(np.exp(medians[k])), float(np.exp(excess[k])), float(z[k])
@@ -190,18 +191,18 @@ class _MicrobatchTimes(NamedTuple):
     replica: Int[NumpyArray, " runs"]
     worker: Int[NumpyArray, "stages microbatches"]
     logs: CellLogs
-    # log excess of a microbatch that most stages share, over the medians of the stages
+    # excess of the logarithms over the medians of the stages that most stages of a microbatch share
     common: Float[NumpyArray, "runs microbatches"]
-    stage_logs: CellLogs  # logs minus common
-    noise: float  # standard deviation of stage_logs about the median of the stage
+    stage_logs: CellLogs  # logs - common
+    noise: float  # standard deviation of stage_logs around the median of the stage
     median_op: float  # [s]
     trace: Trace
     ops: PipelineOps
-    seconds: Float[NumpyArray, " ops"]  # of each op; of a fused pair, of each half
+    seconds: Float[NumpyArray, " ops"]  # time of each op; fused pairs are divided into two ops
 
     @classmethod
     def measure(cls, pipelines: Pipelines) -> "_MicrobatchTimes":
-        """Sum op times by run, stage and microbatch; separate the excess that most stages share."""
+        """Sum op times by run, stage and microbatch, and separate the excess of microbatches."""
         trace, runs = pipelines.trace, pipelines.pipelines
         shape = pipelines.table.num_stages, pipelines.table.num_microbatches
         ops = PipelineOps.select(trace, runs)
@@ -231,7 +232,7 @@ class _MicrobatchTimes(NamedTuple):
     def cells(
         self, place: Place, runs: slice | Bool[NumpyArray, " runs"] = slice(None)
     ) -> NumpyArray:
-        """Return cells (runs, stages, microbatches) of a place, as {"worker": 2, "step": 5}."""
+        """Return a mask of the cells (runs, stages, microbatches) of a place."""
         _, stages, microbatches = self.logs.shape
         numbers = {
             "step": self.step[runs, None, None],
@@ -247,9 +248,9 @@ class _MicrobatchTimes(NamedTuple):
 
     def ratio(self, cells: Cells, is_normal: Cells, *, is_stage: bool) -> float | None:
         """Return the mean ratio of times of cells to normal cells; None without normal cells."""
-        # The cells of each stage are compared with normal cells of that stage; with `is_stage`, the
-        # cells are of a slow stage, and are compared with the median stage.
-        # means are more precise than the medians that find a suspect
+        # Cells of a stage are compared with normal cells of this stage. With `is_stage`, the cells
+        # belong to a slow stage, and are compared with the median stage. Means are more precise
+        # than the medians that find a suspect.
         normal = np.ma.masked_array(self.logs, ~is_normal).mean(axis=(0, 2), keepdims=True)
         if is_stage and normal.count():
             normal = np.median(normal.compressed())
@@ -257,15 +258,15 @@ class _MicrobatchTimes(NamedTuple):
         return float(np.exp(excess.mean())) if np.ma.count(excess) else None
 
     def are_stages_slow(self, cells: Cells) -> bool:
-        """Return whether the mean of these cells is slow on every one of their stages."""
+        """Return whether the mean of these cells is slow on every stage."""
         excess = np.ma.masked_array(self.logs - _stage_medians(self.logs), ~cells)
         return bool((excess.mean(axis=(0, 2)) > np.log(MIN_RATIO)).all())
 
     def slice_factors(self, cells: Cells, ratio: float) -> Float[NumpyArray, " slices"]:
-        """Return the factor on the time of each slice that makes cells `ratio` times faster."""
+        """Return (slices) factors on times that make the cells `ratio` times faster."""
         ops, recorded, result = self.ops, self.seconds.copy(), np.ones(len(self.trace))
         faster = recorded / np.where(cells[ops.run, ops.stage, ops.microbatch], ratio, 1.0)
-        # both halves of a fused pair, op k and op k + 1, take the time of their pair
+        # both ops of a fused pair, k and k + 1, take the time of the pair
         first = np.flatnonzero(ops.is_first)
         for seconds in (recorded, faster):
             seconds[first] += seconds[first + 1]
@@ -277,10 +278,10 @@ class _MicrobatchTimes(NamedTuple):
         return MEDIAN_ERROR * self.noise / np.sqrt(count)
 
     def slow_places(self) -> Iterator[Sequence[Suspect]]:
-        """Yield slow workers, stages and microbatches: of the run, then of replicas and steps."""
+        """Yield slow workers, stages and microbatches of the run, then in replicas and steps."""
         (_, stages, count), replicas = self.logs.shape, np.unique(self.replica).tolist()
         workers = _places("worker", np.unique(self.worker).tolist())
-        # where every worker has one stage, different machines hold it in other replicas
+        # if workers have one stage each, different machines hold a stage in different replicas
         has_machines = stages == len(workers) and len(replicas) > 1
         suspects = [] if has_machines else self._slow("worker", self.stage_logs, workers)
         yield suspects
@@ -298,7 +299,7 @@ class _MicrobatchTimes(NamedTuple):
     def _slow_in_replicas(
         self, replicas: Sequence[Place], workers: Sequence[Place]
     ) -> Iterator[Sequence[Suspect]]:
-        """Yield workers of replicas, replicas, and microbatches slower than in other replicas."""
+        """Yield slow workers of replicas, then replicas, then microbatches of a replica."""
         microbatches = _places("microbatch", range(self.common.shape[1]))
         machines = [{**worker, **replica} for replica in replicas for worker in workers]
         yield self._slow("worker", self.stage_logs - _stage_medians(self.stage_logs), machines)
@@ -308,7 +309,7 @@ class _MicrobatchTimes(NamedTuple):
         yield self._slow("microbatch", excess[:, None], places)
 
     def _slow_in_steps(self, replicas: Sequence[int]) -> Sequence[Suspect]:
-        """Return microbatches that in one step are slower than usual in their replica."""
+        """Return microbatches that are slower in one step than in other steps of the replica."""
         excess = np.empty_like(self.common)
         for replica in replicas:
             runs = self.replica == replica
@@ -325,9 +326,9 @@ class _MicrobatchTimes(NamedTuple):
     def _slow(self, kind: str, logs: CellLogs, places: Sequence[Place]) -> Sequence[Suspect]:
         """Return the places that are outliers even on the stage where they are least slow."""
         logs = np.broadcast_to(logs, self.logs.shape)
-        medians, counts = [], []  # of the fastest stage, and the fewest microbatches on a stage
+        medians, counts = [], []  # median of the least slow stage, fewest microbatches of a stage
         for place in places:
-            # other replicas need no look: a job of many has thousands of places
+            # only the runs of its replica are read, as jobs may have thousands of places
             runs = self.replica == place.get("replica", self.replica)
             cells, times = self.cells(place, runs), logs[runs]
             on_stages = [times[:, k][cells[:, k]] for k in np.flatnonzero(cells.any(axis=(0, 2)))]
@@ -339,11 +340,11 @@ class _MicrobatchTimes(NamedTuple):
 
 
 def _separate(logs: CellLogs) -> tuple[Float[NumpyArray, "runs microbatches"], CellLogs, float]:
-    """Return the excess of each microbatch on most stages, op times without it, and their noise."""
-    # All are logarithms (runs, stages, microbatches); the noise is a standard deviation.
-    # A long microbatch exceeds the medians of most stages, a slow worker those of its own stages.
+    """Return the common excess of microbatches, op times without this excess, and their noise."""
+    # All are logarithms; the noise is a standard deviation. A long microbatch exceeds the medians
+    # of most stages, and a slow worker exceeds the medians of its stages only.
     excess = logs - _stage_medians(logs)
-    # lower quartile over stages, so that one interrupted op does not make a microbatch slow
+    # lower quartile over stages, so that one interrupted op makes no microbatch slow
     common = np.quantile(excess, 0.25, axis=1, method="lower")
     stage_logs = logs - common[:, None]
     residuals = stage_logs - _stage_medians(stage_logs)
@@ -360,13 +361,13 @@ def _stage_medians(logs: CellLogs) -> Float[NumpyArray, "1 stages 1"]:
 
 
 def _split_pairs(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
-    """Return op times, in which each half (F or B) of a fused pair has a time of its own [s]."""
-    # time of a half = mean of such ops outside pairs x time of its pair / mean pair. So stages
-    # compare with each other, though some have more pairs.
+    """Return op times [s], with the time of a fused pair divided between its two ops."""
+    # Each op of a pair gets the mean time of such ops outside pairs, times (time of the pair / mean
+    # pair). So stages with many and with few pairs can be compared.
     seconds, means = ops.seconds.copy(), cost_fields(ops, (stages,))
     if "pair" not in means:
         return seconds
-    half = means["pair"] / 2  # of a phase without ops outside pairs
+    half = means["pair"] / 2  # for a phase without ops outside pairs
     alone = np.stack([means.get(PHASE_FIELDS[name], half) for name in OPS])[ops.phase, ops.stage]
     slowdown = seconds[ops.is_first] / means["pair"][ops.stage[ops.is_first]]
     for is_half in (ops.is_first, ops.is_second):
@@ -377,10 +378,11 @@ def _split_pairs(ops: PipelineOps, stages: int) -> Float[NumpyArray, " ops"]:
 def _slow_links(
     pipelines: Pipelines, wrong_workers: set[int], median_op: float
 ) -> Iterator[Suspect]:
-    """Yield links between workers whose two quickest messages are slow, if an op waited for one."""
-    # Then yield links that are slow in one replica. Workers with a wrong clock are skipped.
+    """Yield links between workers whose quickest messages are slow."""
+    # An op must have waited for a message of the link. Links that are slow in one replica follow.
+    # Workers with a wrong clock are skipped.
     ends = link_workers(pipelines.table)
-    # by (sender, receiver), all messages; by (sender, receiver, link), those of one boundary
+    # {(sender, receiver): all messages, (sender, receiver, link): messages of one boundary}
     times: dict[tuple[int, ...], list[NumpyArray]] = {}
     has_waits: set[tuple[int, ...]] = set()
     for link, (seconds, strength) in enumerate(by_link(simple_evidence(pipelines), len(ends))):
@@ -391,7 +393,7 @@ def _slow_links(
             if (strength >= FIRST).any():
                 has_waits.add(key)
     places: list[Mapping[str, int]] = []
-    # the quickest messages have waited for nothing else
+    # the two quickest messages of a link did not wait for other messages
     for size in (2, 3):
         keys = [k for k in times if len(k) == size and k in has_waits]
         keys = [key for key in keys if wrong_workers.isdisjoint(key[:2])]
@@ -410,7 +412,7 @@ def _slow_links(
 def _slow_replica_links(pipelines: Pipelines, ends: Sequence[tuple[int, int]]) -> Iterator[Suspect]:
     """Yield links that are slow in one replica, from the factors on their message times."""
     replicas = {run.replica: k for k, run in enumerate(pipelines.pipelines)}
-    ratios: dict[tuple[int, int, int], float] = {}  # the largest, of all links of two workers
+    ratios: dict[tuple[int, int, int], float] = {}  # {(source, target, replica): largest factor}
     for replica, k in replicas.items():
         scales = np.asarray(pipelines.link_scales)[k].tolist()
         for (source, target), scale in zip(ends, scales, strict=True):
@@ -423,7 +425,7 @@ def _slow_replica_links(pipelines: Pipelines, ends: Sequence[tuple[int, int]]) -
 
 
 def _merge_ways(links: Iterable[Suspect]) -> Iterator[Suspect]:
-    """Join both directions of a link between two workers into one suspect if both are slow."""
+    """Join both directions between two workers into one suspect if both are slow."""
     merged: dict[tuple[int, ...], Suspect] = {}
     for row in links:
         low, high = sorted((row.place["source"], row.place["target"]))
@@ -438,7 +440,7 @@ def _merge_ways(links: Iterable[Suspect]) -> Iterator[Suspect]:
 
 def _starved_hosts(pipelines: Pipelines, times: _MicrobatchTimes) -> Iterator[Suspect]:
     """Yield workers whose device waits longer than others for the host to launch work."""
-    # without that wait, their ops would start so much earlier
+    # without this wait, ops of the worker would start earlier by the same time
     ops, steps = times.ops, len({*times.step.tolist()})
     op_seconds = ops.seconds + pipelines.gaps[ops.slices]
     for (replica, worker), seconds in pipelines.starved_hosts.items():
@@ -458,8 +460,8 @@ def _starved_hosts(pipelines: Pipelines, times: _MicrobatchTimes) -> Iterator[Su
 
 def _without_shadows(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> list[Suspect]:
     """Drop the workers, stages and links that a starved host makes slow."""
-    # A host is starved if its device waits for launches. Hosts of workers with a single op that is
-    # launched late, a "launch", are dropped, too.
+    # A host is starved if its device waits for launches. If a single op of a worker starts late (a
+    # "launch"), the host of this worker is dropped, too.
     late = [row.place["worker"] for row in suspects if row.kind == "launch"]
     suspects = [row for row in suspects if row.kind != "host" or row.place["worker"] not in late]
     hosts = {row.place["worker"]: row.seconds for row in suspects if row.kind == "host"}
@@ -475,7 +477,7 @@ def _without_shadows(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> li
 
 
 def _without_explained(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> Iterator[Suspect]:
-    """Yield suspects that remain outliers when the first of them is as fast as its peers."""
+    """Yield suspects that remain outliers if the first suspect is as fast as its peers."""
     kinds = ("worker", "stage", "replica", "microbatch")
     first = next((row for row in suspects if row.kind in kinds and "step" not in row.place), None)
     if first is None:
@@ -492,7 +494,7 @@ def _without_explained(suspects: Sequence[Suspect], times: _MicrobatchTimes) -> 
 
 
 def step_suspects(pipelines: Pipelines) -> Iterator[Suspect]:
-    """Yield steps that take longer than others, or that begin late after the step before."""
+    """Yield steps that take longer than others, or begin late after the previous step."""
     trace, runs = pipelines.trace, pipelines.pipelines
     steps, position = np.unique(trace.step, return_inverse=True)
     begin, end = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
@@ -538,7 +540,7 @@ def _late_op(trace: Trace, ops: PipelineOps, step: int, excess: float) -> str:
 
 
 def odd_steps(pipelines: Pipelines) -> Mapping[int, Suspect]:
-    """Return the slow steps to exclude from means, by number; empty unless most are usual."""
+    """Return {slow step to exclude from means: suspect}; empty if half of the steps are slow."""
     odd = {row.place["step"]: row for row in step_suspects(pipelines) if row.ratio is not None}
     return odd if 2 * len(odd) < len({run.step for run in pipelines.pipelines}) else {}
 
@@ -546,12 +548,11 @@ def odd_steps(pipelines: Pipelines) -> Mapping[int, Suspect]:
 def _with_costs(
     replayed: Replay, times: _MicrobatchTimes, suspects: Sequence[Suspect]
 ) -> Iterator[Suspect]:
-    """Yield each suspect with its ratio, and its cost: time that a step saves without it [s]."""
-    # The job runs again with the ops, or the messages, of the suspect as fast as those of its
-    # peers.
+    """Yield each suspect with its ratio and its cost, the time that a step saves without it [s]."""
+    # The job runs again, with ops or messages of the suspect as fast as those of its peers.
     odd, jobs = [*odd_steps(replayed.pipelines)], job_steps(replayed)
     for suspect in suspects:
-        # the last entries serve nodes without a slice, or without a link
+        # the last entries are for nodes without a slice, or without a link
         factors, link_factors = np.ones(len(times.trace) + 1), np.ones(len(replayed.link_times) + 1)
         ratio, extra_seconds, share = suspect.ratio or 1.0, 0.0, "most"
         if suspect.kind == "link":
@@ -562,7 +563,7 @@ def _with_costs(
             extra_seconds = (1 - 1 / ratio) * float(np.exp(times.logs[cells]).sum())
             if suspect.kind == "microbatch" and times.are_stages_slow(cells):
                 share = "all"
-        # a step that lacks replicas cannot be replayed: its cost is the extra time of its ops
+        # a step without all replicas cannot be replayed, so the cost is the extra time of its ops
         saved = _savings(jobs, suspect.place, odd, factors, link_factors) or [extra_seconds]
         why = suspect.why.format(ratio, share=share)
         yield suspect._replace(seconds=float(np.mean(saved)), ratio=ratio, why=why)
@@ -571,8 +572,8 @@ def _with_costs(
 def _mean_ratio(
     suspect: Suspect, times: _MicrobatchTimes, odd: Sequence[int]
 ) -> tuple[Cells, float]:
-    """Return the cells of a suspect, and the mean ratio of their times to its peers' times."""
-    # Odd steps, which are slow as a whole, do not count unless the suspect is a place in one step.
+    """Return the cells of a suspect, and the mean ratio of their times to those of its peers."""
+    # Odd steps are slow as a whole. They count only if the suspect is a place in one step.
     cells, in_usual_step = times.cells(suspect.place), ~np.isin(times.step, odd)[:, None, None]
     if "step" not in suspect.place:
         cells &= in_usual_step
@@ -590,10 +591,10 @@ def _savings(
     factors: Float[NumpyArray, " slices_and_1"],
     link_factors: Float[NumpyArray, " links_and_1"],
 ) -> list[float]:
-    """Return the time that each step saves if factors multiply times of slices and links [s]."""
-    # The steps are that of the place, or all but odd steps. Factors on links apply to the replica
-    # of the place, or to all. The last factors, at index -1, are 1: for nodes without slice or
-    # link.
+    """Return (steps) the time [s] that steps save if factors multiply times of slices and links."""
+    # If the place has a step, only this step counts; otherwise all steps but odd ones. If the place
+    # has a replica, factors on links apply to this replica only. The last factor, at index -1, is 1
+    # and applies to nodes without a slice or a link.
     saved, step = [], place.get("step")
     for job in jobs:
         is_step = [k == step if step is not None else k not in odd for k in job.steps]
@@ -608,15 +609,15 @@ def _savings(
 
 
 def _late_launches(replayed: Replay) -> Iterator[Suspect]:
-    """Yield ops that start late in most steps, each with its cost per step."""
+    """Yield ops that start late in most steps, with their cost per step."""
     pipelines, odd = replayed.pipelines, [*odd_steps(replayed.pipelines)]
     trace, late = pipelines.trace, np.broadcast_to(pipelines.late_launches, len(pipelines.trace))
     num_steps = len({run.step for run in pipelines.pipelines} - {*odd})
     gap = np.median(np.concatenate([pipelines.gaps[run.slices] for run in pipelines.pipelines]))
     for slices in group_ops(trace, np.flatnonzero((late > 0) & ~np.isin(trace.step, odd))):
-        excess = late[slices] - gap  # other ops start after the usual gap
+        excess = late[slices] - gap  # delay beyond the median launch delay
         factors, links = np.ones(len(trace) + 1), np.ones(len(replayed.link_times) + 1)
-        # multiplies gap and duration, without the excess; the last is for nodes without a slice
+        # factors on (launch delay + duration) that remove the excess; the last one stays 1
         factors[slices] -= excess / (trace.end - trace.start + pipelines.gaps)[slices]
         names = ("worker", "replica") if len(trace.replicas) > 1 else ("worker",)
         place = {name: int(getattr(trace, name)[slices[0]]) for name in (*names, "microbatch")}
@@ -625,13 +626,13 @@ def _late_launches(replayed: Replay) -> Iterator[Suspect]:
         time = f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
         steps = f"{len(slices)} of {num_steps} steps" if num_steps > 1 else "the only step"
         why = f"{name} starts {time} late in {steps}"
-        # without a complete step to replay: the mean excess
+        # if there is no complete step to replay, the cost is the mean excess
         saved = _savings(job_steps(replayed), place, odd, factors, links) or [seconds]
         yield Suspect("launch", name, float(np.mean(saved)), None, z=0.0, why=why, place=place)
 
 
 def _link_factors(replayed: Replay, place: Place) -> Float[NumpyArray, " links"]:
-    """Return factors on message times that make a slow link, or replica, as fast as its peers."""
+    """Return (links) factors on message times that make a slow link as fast as its peers."""
     ends, times = link_workers(replayed.pipelines.table), replayed.link_times
     source, target = place["source"], place["target"]
     directions = [(source, target)]

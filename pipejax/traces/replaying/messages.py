@@ -1,7 +1,9 @@
 """Estimation of message times from the starts of ops that waited for messages.
 
-An op that waited for a message started at its arrival. Message times follow from the ends of
-messages, and these from message times: we alternate until nothing changes.
+An op that waited for a message started when the message arrived. Message times follow from the ends
+of messages, and ends follow from message times. So the estimate alternates between both until
+nothing changes. A link here is one direction over one stage boundary, with the number
+direction * boundaries + boundary.
 """
 
 import dataclasses
@@ -26,11 +28,11 @@ from pipejax.traces.replaying.step_graph import StepGraph, step_graph
 class TableRuns:
     """Pipelines that ran the same table, with its graph under a link model; a run is a pipeline."""
 
-    graph: StepGraph  # of the table
-    members: Int[NumpyArray, " runs"]  # positions among the pipelines of the trace
+    graph: StepGraph  # graph of the table
+    members: Int[NumpyArray, " runs"]  # indices of the pipelines in the trace
     ops: Int[NumpyArray, " ops"]  # nodes that are ops
     slices: Int[NumpyArray, "runs ops"]  # slices of these ops in the trace
-    start: Float[NumpyArray, "runs ops"]  # recorded start, without the usual gap before it [s]
+    start: Float[NumpyArray, "runs ops"]  # recorded start minus the launch delay of the op [s]
     end: Float[NumpyArray, "runs ops"]  # recorded end [s]
     scale: Float[NumpyArray, "runs links"]  # factors on message times
 
@@ -43,7 +45,7 @@ class TableRuns:
     def replay(
         self, link_times: Float[NumpyArray, "candidates links"]
     ) -> tuple[Float[NumpyArray, "candidates runs ops"], Float[NumpyArray, "candidates runs"]]:
-        """Replay the runs with message times of links [s]; return op starts and lengths."""
+        """Replay the runs with message times of links [s]; return starts of ops, and spans."""
         graph, messages = self.graph, np.flatnonzero(self.graph.link != NONE)
         duration = np.zeros((len(link_times), len(self.members), len(graph.preds)))
         duration[..., self.ops] = self.end - self.start
@@ -76,24 +78,25 @@ Seconds = Float[NumpyArray, " messages"]
 Strength = Int[NumpyArray, " messages"]
 Average = Callable[[Seconds], float]
 
-# strength of evidence on a message time. WAITED: the op waited from the earliest possible send to
-# the arrival. FIRST: it is the first op of its worker. IDLE: it was idle at the arrival, so the
-# time is an upper bound. ARRIVED: it was busy, so the message only had arrived before.
+# Strength of the evidence on a message time, for the op that takes the message. WAITED: the worker
+# was free before the message could be sent, so the op waited for all of the message. FIRST: the op
+# is the first of its worker. IDLE: the worker was idle before the op, so the time is an upper
+# bound. ARRIVED: the worker was busy, so the message may have arrived at any time before.
 WAITED, FIRST, IDLE, ARRIVED = 3, 2, 1, 0
-USUAL_DELAY_QUANTILE = 0.99  # over ops without a message: larger delays are idle time
-RELATIVE_ROUNDING = 1e-9  # of clocks, relative to a pipeline
-# least excess of a replica's messages over the others: in median ops, and in standard errors
+USUAL_DELAY_QUANTILE = 0.99  # of delays of ops without a message; larger delays are idle time
+RELATIVE_ROUNDING = 1e-9  # rounding of clocks over the length of a pipeline
+# a replica's messages are slow if they exceed those of others by this, in median ops and in errors
 MIN_EXCESS, MIN_Z = 0.05, 5.0
-MAX_ROUNDS = 20  # of alternation; most cases converge in three
+MAX_ROUNDS = 20  # largest number of alternations; most cases converge in three
 
 
 class MessageEvidence(NamedTuple):
     """Evidence on message times, with one entry for each message in each run."""
 
-    link: Int[NumpyArray, " messages"]  # direction * boundaries + boundary, ascending
-    # start of the op minus the earliest possible send [s]: an upper bound on the message time;
-    # below 0 under an impossible link model
-    seconds: Float[NumpyArray, "messages runs"]  # without the scale of its link
+    link: Int[NumpyArray, " messages"]  # number of the link, ascending
+    # start of the op minus the earliest possible send [s], divided by the scale of the link: an
+    # upper bound on the message time; below 0 under an impossible link model
+    seconds: Float[NumpyArray, "messages runs"]
     strength: Int[NumpyArray, "messages runs"]  # WAITED, FIRST, IDLE or ARRIVED
 
 
@@ -105,13 +108,13 @@ class Messages:
     #   start: recorded starts of ops.
     #   end: recorded ends of ops; -inf of messages.
     #   message: (messages) node of every message, by link.
-    #   consumer: (messages) node of the op that takes it.
-    #   other_preds: (messages, max_preds) other predecessors of that op, padded by the source.
+    #   consumer: (messages) node of the op that takes the message.
+    #   other_preds: (messages, max_preds) other predecessors of this op, padded by the source.
     #   latest: upper bound on the end of each message: the first start of a consumer.
-    #   levels: nodes of messages, grouped by the number of messages in a row that they wait for.
+    #   levels: nodes of messages by depth, the number of messages in a row that they wait for.
     #   scale: (links, runs) factors on message times.
     #   rounding: (runs) rounding of clocks.
-    #   max_usual_delay: (runs) usual delay of an op after its inputs; more is idle time.
+    #   max_usual_delay: (runs) delay of an op after its inputs beyond which the worker is idle.
 
     def __init__(self, runs: TableRuns) -> None:
         self.graph, preds = runs.graph, runs.graph.preds
@@ -121,7 +124,7 @@ class Messages:
         self.start[runs.ops] = (runs.start - begin[:, None]).T
         self.end[runs.ops] = (runs.end - begin[:, None]).T
         self.end[SOURCE] = 0.0
-        # one entry per pair of an op and a message that it takes
+        # one entry for each pair of a message and an op that takes it
         row, column = np.nonzero(is_message[preds[runs.ops]])
         consumer, message = runs.ops[row], preds[runs.ops][row, column]
         order = np.argsort(self.graph.link[message], kind="stable")
@@ -132,13 +135,13 @@ class Messages:
         self.scale = runs.scale.T
         self.latest = np.full(shape, np.inf)
         np.minimum.at(self.latest, self.message, self.start[self.consumer])
-        # A message that waits for two messages in a row has depth 3. Those of one depth wait for
-        # less deep ones alone, so they are solved together.
+        # A message that waits for two messages in a row has depth 3. Messages of one depth wait
+        # only for messages of lower depths, so they are solved together.
         nodes = np.flatnonzero(is_message)
         depth = finish_times(np.where(is_message[preds], preds, SOURCE), is_message.astype(float))
         nodes = nodes[np.argsort(depth[nodes], kind="stable")]
         self.levels = np.split(nodes, np.flatnonzero(np.diff(depth[nodes])) + 1)
-        # An op that takes no message starts the usual delay after its last predecessor.
+        # ops that take no message show the usual delay after the last predecessor
         no_message = runs.ops[~is_message[preds[runs.ops]].any(axis=1)]
         delays = (self.start[no_message] - self.end[preds[no_message]].max(axis=1)).ravel()
         usual_delay = np.quantile(delays, USUAL_DELAY_QUANTILE) if len(delays) else 0.0
@@ -146,8 +149,8 @@ class Messages:
         self.max_usual_delay = self.rounding + usual_delay
 
     def ends(self, times: LinkTimes) -> Ends:
-        """Return the end of every op and message (nodes, runs) [s] for given link times."""
-        # A message ends at the start of its first consumer at the latest.
+        """Return (nodes, runs) the ends of ops and messages [s] at these link times."""
+        # A message ends at the latest when its first consumer starts.
         end, graph = self.end.copy(), self.graph
         for level in self.levels:
             ready = end[graph.preds[level]].max(axis=1)
@@ -158,8 +161,9 @@ class Messages:
 
     def evidence(self, end: Ends) -> MessageEvidence:
         """Return observed message times [s] and their strength, given the ends of all nodes [s]."""
-        # A message takes at most from the time at which it could be sent (`ready`) to the start of
-        # its op. It took just that long if the op waited for nothing else: the worker was `free`.
+        # A message takes at most the time from its earliest possible send (`ready`) to the start of
+        # its op. If the worker was `free` earlier, the op waited for the message alone, so the
+        # message took exactly this time.
         preds, start = self.graph.preds, self.start[self.consumer]
         ready = end[preds[self.message]].max(axis=1)
         free = end[self.other_preds].max(axis=1)
@@ -176,15 +180,15 @@ class Messages:
 
 
 def simple_evidence(pipelines: Pipelines) -> list[MessageEvidence]:
-    """Return evidence on message times by table, as if no message waited for another message."""
+    """Return evidence on message times for each table, as if no message waited for another."""
     runs = map(Messages, table_runs(pipelines, Links()))
     return [messages.evidence(messages.end) for messages in runs]
 
 
 def scale_links(pipelines: Pipelines) -> Pipelines:
-    """Return the pipelines with factors on the message times of links that a few replicas slow."""
-    # For each link, the median message of a replica is compared with those of the other replicas;
-    # messages count if an op waited for them.
+    """Return the pipelines with factors on message times of links that are slow in a replica."""
+    # For each link, the median message time of a replica is compared with those of other replicas.
+    # Only messages for which an op waited count.
     replica = np.array([pipeline.replica for pipeline in pipelines.pipelines])
     replicas, num_links = np.unique(replica), 2 * (pipelines.table.num_stages - 1)
     if len(replicas) < 2 or len(pipelines.tables) > 1 or np.ndim(pipelines.link_scales):
@@ -210,7 +214,7 @@ def scale_links(pipelines: Pipelines) -> Pipelines:
 
 
 def link_ends(link: int, boundaries: int) -> tuple[int, int]:
-    """Return the source and target stage of a link, which is direction * boundaries + boundary."""
+    """Return the source and target stage of a link."""
     direction, boundary = divmod(link, boundaries)
     return boundary + direction, boundary + 1 - direction
 
@@ -233,14 +237,14 @@ def link_name(link: int, boundaries: int) -> str:
 class LinkEstimate(NamedTuple):
     """Estimated time of a message on each link, with its bounds and evidence."""
 
-    times: LinkTimes  # [s]; without evidence the usual time, at most the upper bound
-    is_observed: Bool[NumpyArray, " links"]  # whether an op waited for one of its messages
+    times: LinkTimes  # [s]; without evidence, the time of other links, at most the upper bound
+    is_observed: Bool[NumpyArray, " links"]  # whether an op waited for a message of the link
     upper: LinkTimes  # upper bound [s]; infinite without messages
     early: Float[NumpyArray, " links"]  # share of messages taken before they could be sent
 
 
 def by_link(evidence: Sequence[MessageEvidence], links: int) -> Iterator[tuple[Seconds, Strength]]:
-    """Yield message times [s] and their strengths of evidence for every link, over all tables."""
+    """Yield (message times [s], strengths of evidence) of every link, over all tables."""
     for link in range(links):
         seconds, strength = [], []
         for table in evidence:  # messages are sorted by link
@@ -251,8 +255,8 @@ def by_link(evidence: Sequence[MessageEvidence], links: int) -> Iterator[tuple[S
 
 
 def best_evidence(seconds: Seconds, strength: Strength) -> NumpyArray:
-    """Select a link's message times [s] of the strongest evidence (messages); maybe none."""
-    # If ops were at most idle, only the smallest upper bound counts.
+    """Return the message times [s] of a link with the strongest evidence; empty without any."""
+    # If the strongest evidence is IDLE, only the smallest upper bound counts.
     for level in (WAITED, FIRST):
         if (strength == level).any():
             return seconds[strength == level]
@@ -264,8 +268,8 @@ def estimate(
     evidence: Sequence[MessageEvidence], workers: LinkWorkers, average: Average
 ) -> LinkEstimate:
     """Estimate the message time of each link as an average of its strongest evidence."""
-    # Without evidence it is that of messages between the same workers, or else of all messages, and
-    # at most the upper bound. `workers` are the sender and receiver of each link.
+    # A link without evidence gets the average of messages between the same workers, or else of all
+    # messages, and at most its upper bound. `workers` are the sender and receiver of each link.
     link_evidence = [*by_link(evidence, len(workers))]
     observed = [seconds[strength == WAITED] for seconds, strength in link_evidence]
     all_observed = np.concatenate([[], *observed])
@@ -284,9 +288,9 @@ def estimate(
 
 def link_times(messages: Sequence[Messages], workers: LinkWorkers) -> Iterator[LinkTimes]:
     """Yield four candidates for the message times of all links [s]."""
-    # Times are consistent with the link model, or as if no message waited for another. Either is an
-    # average of observed times: the median suits messages that differ, the lower quartile messages
-    # that waited in queues that the link model lacks.
+    # Two kinds of times, consistent with the link model or as if no message waited for another, are
+    # combined with two averages of observed times. The median suits messages that differ. The lower
+    # quartile suits messages that waited in queues that the link model lacks.
     evidence = [table.evidence(table.end) for table in messages]
     for average in (median, partial(np.quantile, q=0.25, method="lower")):
         times = estimate(evidence, workers, average).times
@@ -308,5 +312,5 @@ def _consistent_times(
 
 
 def median(seconds: Seconds) -> float:
-    """Return the median as a float."""
+    """Return the median of some times."""
     return float(np.median(seconds))

@@ -1,6 +1,7 @@
-"""Pipelines of a trace: each replica in each step, checked against the rules of a table.
+"""Pipelines of a trace, checked against the rules of a table.
 
-Pipelines that break a rule are dropped and named; no missing slice is invented.
+A pipeline is one replica in one step. Pipelines that break a rule are dropped, and `left_out` names
+them. No missing slice is filled in.
 """
 
 import dataclasses
@@ -25,13 +26,15 @@ OpSlices = NewType("OpSlices", NumpyArray)  # (ops) slices of a trace
 CellSlices = NewType("CellSlices", NumpyArray)  # (cells) the first slice of every cell
 CellCount = NewType("CellCount", int)
 
-MAX_OVERLAP = 0.1  # of two ops of a worker by rounding of clocks, relative to the shorter op
-MAX_LEAD_SHARE = 0.1  # of an op before its input by rounding of clocks, relative to the median op
-MAX_GAP = 5.0  # of an op, relative to the median gap
-MIN_GAP = 1e-3  # of the mean op, relative to the median op; smaller gaps do not count
-MIN_STARVED = 0.02  # of a pipeline, of a host that launches late
-MIN_GAPLESS = 0.9  # share of a worker's slices without a gap before them, if slices hold waits
-MAX_LISTED = 3  # entries of left_out in an error
+# rounding of clocks: overlap of two ops of a worker, over the shorter op; and start of an op before
+# the end of its input, over the median op
+MAX_OVERLAP = 0.1
+MAX_LEAD_SHARE = 0.1
+MAX_GAP = 5.0  # largest launch delay of an op, over the median; more is a stall
+MIN_GAP = 1e-3  # smallest mean launch delay that counts, over the median op
+MIN_STARVED = 0.02  # share of a pipeline from which a host counts as starved
+MIN_GAPLESS = 0.9  # if slices hold waits, this share of a worker's slices has no gap before it
+MAX_LISTED = 3  # number of entries of left_out in an error
 
 
 @short_repr
@@ -41,8 +44,8 @@ class Pipeline(NamedTuple):
     Attributes:
       step: number of the step.
       replica: number of the replica.
-      table: position of its table among all recorded tables.
-      slices: (ops) slices of its ops in the trace, worker by worker in the order of starts.
+      table: index of the pipeline's table among all recorded tables.
+      slices: (ops) slices of the ops in the trace, worker by worker in the order of starts.
     """
 
     step: int
@@ -58,12 +61,12 @@ class Pipelines:
 
     Attributes:
       trace: the recorded trace.
-      tables: orders in which ops ran, the most frequent first.
+      tables: tables that ran, the most frequent first.
       pipelines: valid pipelines, by step and replica.
       left_out: invalid pipelines, and content that the reader dropped.
-      link_scales: (pipelines, links) factors on message times, of links that are slow in a replica;
-        `scale_links` sets them.
-      late_launches: (slices) delay of ops that stall in most steps, after their inputs [s].
+      link_scales: (pipelines, links) factors on message times, above 1 for links that are slow in a
+        replica; `scale_links` sets the factors.
+      late_launches: (slices) delay after the inputs of ops that start late in most steps [s].
 
     Raises:
       ValueError: if there is no valid pipeline.
@@ -88,7 +91,7 @@ class Pipelines:
 
     @property
     def complete_steps(self) -> Mapping[int, Sequence[int]]:
-        """Return the positions of the pipelines, by replica, of each step with all replicas."""
+        """Return {step with all replicas: indices of the pipelines, by replica}."""
         by_step: dict[int, list[int]] = {}
         for position, pipeline in enumerate(self.pipelines):
             by_step.setdefault(pipeline.step, []).append(position)
@@ -97,17 +100,17 @@ class Pipelines:
 
     @property
     def spans(self) -> Float[NumpyArray, " pipelines"]:
-        """Return the time from first start to last end of the ops of each pipeline [s]."""
+        """Return (pipelines) the time from the first start to the last end of ops [s]."""
         start, end = self.trace.start, self.trace.end
         return np.array([end[p.slices].max() - start[p.slices].min() for p in self.pipelines])
 
     @functools.cached_property
     def gaps(self) -> Float[NumpyArray, " slices"]:
-        """Return the usual delay of every op by its launch, after worker and inputs are ready [s].
+        """Return (slices) the launch delay of ops after worker and inputs are ready [s].
 
-        An op shows its launch time if neither it nor the op before has a message; more than
-        `MAX_GAP` medians are a stall. Other ops take the mean. Workers of starved hosts, and ops
-        that are launched late in most steps, have longer delays.
+        If neither an op nor the op before it has a message, its delay is a launch delay; more than
+        `MAX_GAP` medians are a stall. Other ops get the mean launch delay. Workers of starved
+        hosts, and ops that start late in most steps, have longer launch delays.
         """
         trace, gaps = self.trace, np.zeros(len(self.trace))
         slices = np.concatenate([pipeline.slices for pipeline in self.pipelines])
@@ -120,16 +123,16 @@ class Pipelines:
         num_steps = len({pipeline.step for pipeline in self.pipelines})
         for (replica, worker), starved in self.starved_hosts.items():
             on_rank = (trace.replica[ops] == replica) & (trace.worker[ops] == worker)
-            longest = starved / (max(on_rank.sum(), 1) / num_steps)  # per op
+            longest = starved / (max(on_rank.sum(), 1) / num_steps)  # starved time per op
             rank_ops = ops[on_rank]
             gaps[rank_ops] = np.maximum(gaps[rank_ops], np.minimum(delay[on_rank], longest))
         return np.maximum(gaps, self.late_launches)
 
     @functools.cached_property
     def starved_hosts(self) -> Mapping[tuple[int, int], float]:
-        """Return the time that a device waits longer than others for launches, by rank [s].
+        """Return {rank: time that its device waits longer than others for launches [s]}.
 
-        A rank is (replica, worker); the time is that of a step, between its first and last op.
+        A rank is (replica, worker). The time is per step, between the first and the last op.
         """
         steps = {pipeline.step for pipeline in self.pipelines}
         by_rank: dict[tuple[int, int], list[float]] = {}
@@ -143,7 +146,7 @@ class Pipelines:
         return {rank: seconds for rank, seconds in hosts if seconds > min_seconds}
 
     def starts(self, pipeline: Pipeline) -> Float[NumpyArray, "workers slots"]:
-        """Return the recorded start of every cell after the first start [s]; NaN of idle cells."""
+        """Return recorded starts of cells, from the first start on [s]; NaN for idle cells."""
         starts = self.trace.start[cell_slices(self.trace, pipeline.slices)]
         phases = self.tables[pipeline.table].cells.phase
         result = np.full(phases.shape, np.nan)
@@ -158,7 +161,7 @@ def find_pipelines(trace: Trace) -> Pipelines:
       trace: a measured run.
 
     Returns:
-      The valid pipelines, and the reasons why others are dropped.
+      The valid pipelines, and the reasons why other pipelines are dropped.
 
     Raises:
       ValueError: if there is no valid pipeline.
@@ -178,7 +181,7 @@ def find_pipelines(trace: Trace) -> Pipelines:
     complete = [slices for slices in by_pipeline.values() if not _missing_workers(trace, slices)]
     lengths = Counter(map(len, complete or by_pipeline.values()))
     usual_length = lengths.most_common(1)[0][0]
-    # time by which every op starts before its input ends [s]; -inf without input
+    # (slices) time by which an op starts before its input ends [s]; -inf without input
     producers, consumers = transfers(trace, OP_INPUTS)
     lead = np.full(len(trace), -np.inf)
     lead[consumers] = trace.end[producers] - trace.start[consumers]
@@ -212,9 +215,9 @@ def find_pipelines(trace: Trace) -> Pipelines:
 def _start_delays(
     trace: Trace, slices: Slices
 ) -> tuple[Int[NumpyArray, " late"], Float[NumpyArray, " late"], Bool[NumpyArray, " late"]]:
-    """Return ops, delays after worker and inputs are ready [s], and what causes the delays."""
-    # The last is whether only the launch delays the op: neither it nor the op before has a message.
-    # First ops without inputs are missing. `slices` are the ops of all pipelines.
+    """Return ops, delays after worker and inputs are ready [s], and whether launches cause them."""
+    # A launch causes the delay if neither the op nor the op before it has a message. First ops
+    # without inputs are left out. `slices` are the ops of all pipelines.
     producers, consumers = transfers(trace, OP_INPUTS)
     is_remote = trace.worker[producers] != trace.worker[consumers]
     ready, is_launch = np.full(len(trace), -np.inf), np.ones(len(trace), bool)
@@ -231,7 +234,7 @@ def _start_delays(
 
 
 def _op_slices(trace: Trace) -> Iterator[tuple[tuple[int, int], OpSlices]]:
-    """Yield each pipeline as ((step, replica), slices of its ops by worker and start)."""
+    """Yield ((step, replica), slices of the ops by worker and start) of each pipeline."""
     ops = np.flatnonzero(trace.has_phase(OPS) & (trace.stage >= 0) & (trace.microbatch >= 0))
     # both ops of a fused pair have the same times: sort its forward first
     phase = _op_phases(trace)[trace.phase]
@@ -248,7 +251,7 @@ def _missing_workers(trace: Trace, slices: Slices) -> list[int]:
 
 
 def _find_fault(trace: Trace, slices: Slices, usual_length: int) -> str | None:
-    """Describe a pipeline's first fault: missing ops, wrong times or an overlap; None if valid."""
+    """Describe the first fault: missing ops, wrong times or an overlap. Return None if valid."""
     missing = _missing_workers(trace, slices)
     if missing:
         return f"worker {missing[0]} is missing"
@@ -271,7 +274,7 @@ def _find_fault(trace: Trace, slices: Slices, usual_length: int) -> str | None:
 
 
 def op_name(trace: Trace, row: int) -> str:
-    """Return the name of a slice from stage, phase and microbatch, such as 0F1."""
+    """Return stage, phase and microbatch of a slice as a name, such as 0F1."""
     return f"{trace.stage[row]}{trace.phases[trace.phase[row]]}{trace.microbatch[row]}"
 
 
@@ -281,8 +284,8 @@ def _find_table(
     answers: dict[bytes, tuple[int, str | None]],
     tables: list[ScheduleTable],
 ) -> tuple[int, str | None]:
-    """Return the number of a pipeline's table in `tables`, or the reason why it is illegal."""
-    # A new table is appended; `answers` caches the results of earlier calls.
+    """Return (index of the pipeline's table in `tables`, reason why the table is illegal)."""
+    # A new table is appended to `tables`. `answers` caches the results of earlier calls.
     is_second = is_second_of_pair(trace, slices)
     keys = (trace.worker, trace.phase, trace.stage, trace.microbatch)
     key = np.stack([*(field[slices] for field in keys), is_second]).tobytes()
@@ -296,7 +299,7 @@ def _find_table(
 
 
 def is_second_of_pair(trace: Trace, slices: Slices) -> Bool[NumpyArray, " ops"]:
-    """Return for each op whether it is second in a fused pair: its times equal the op before it."""
+    """Return (ops) whether an op is second in a fused pair: its times equal those before it."""
     start, end, worker = trace.start[slices], trace.end[slices], trace.worker[slices]
     is_same = (start[1:] == start[:-1]) & (end[1:] == end[:-1]) & (worker[1:] == worker[:-1])
     return np.append(False, is_same & (end[1:] > start[1:]))
@@ -310,14 +313,14 @@ def cell_slices(trace: Trace, slices: OpSlices) -> CellSlices:
 class PipelineOps(NamedTuple):
     """Ops of some pipelines with their times, pipeline after pipeline."""
 
-    run: Slices  # (ops) position of its pipeline among these
-    slices: Slices  # (ops) slice of the trace
-    stage: Slices  # (ops)
-    microbatch: Slices  # (ops)
-    phase: Slices  # (ops) position in `OPS`
-    is_first: Bool[NumpyArray, " ops"]  # the first of a fused pair, its forward
-    is_second: Bool[NumpyArray, " ops"]  # the second of a fused pair
-    seconds: Float[NumpyArray, " ops"]  # time of the op, or of its pair [s]
+    run: Slices  # index of the pipeline among the selected ones
+    slices: Slices  # slice of the trace
+    stage: Slices
+    microbatch: Slices
+    phase: Slices  # index in `OPS`
+    is_first: Bool[NumpyArray, " ops"]  # whether the op is the forward of a fused pair
+    is_second: Bool[NumpyArray, " ops"]  # whether the op is the backward of a fused pair
+    seconds: Float[NumpyArray, " ops"]  # time of the op, or of its fused pair [s]
 
     @classmethod
     def select(cls, trace: Trace, pipelines: Sequence[Pipeline]) -> "PipelineOps":
@@ -336,7 +339,7 @@ class PipelineOps(NamedTuple):
         )
 
     def by_kind(self) -> Iterator[tuple[str, "PipelineOps"]]:
-        """Yield the ops of each phase outside fused pairs, then the forwards of pairs as "pair"."""
+        """Yield (phase, ops outside fused pairs), then ("pair", forwards of fused pairs)."""
         is_alone = ~(self.is_first | self.is_second)
         kinds = [(name, is_alone & (self.phase == k)) for k, name in enumerate(OPS)]
         for name, is_kind in [*kinds, ("pair", self.is_first)]:
@@ -345,7 +348,7 @@ class PipelineOps(NamedTuple):
 
 
 def _op_phases(trace: Trace) -> Slices:
-    """Return the position in `OPS` of every phase of a trace; -1 for other phases."""
+    """Return (phases) indices in `OPS`; -1 for other phases."""
     return np.array([OPS.index(name) if name in OPS else NONE for name in trace.phases])
 
 
@@ -367,8 +370,8 @@ def _rows(
 
 
 def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"]) -> str | None:
-    """Describe the op with the largest lead; None if it is within rounding of clocks."""
-    # `lead`: how long before the end of its input each slice of the trace starts [s]
+    """Describe the op that starts most before the end of its input; None if that is rounding."""
+    # `lead` (slices): time from the start of an op to the end of its input [s]
     worst = int(slices[lead[slices].argmax()])
     max_lead = float(lead[worst])
     tolerance = float(MAX_LEAD_SHARE * np.median(trace.end[slices] - trace.start[slices]))
@@ -384,8 +387,9 @@ def _find_included_waits(
     trace: Trace, slices: Slices, lead: Float[NumpyArray, " slices"], tolerance: float
 ) -> str:
     """Describe workers whose slices seem to include waits for messages; empty if there are none."""
-    # Whatever the offset of two clocks, the quickest messages of both directions take at least 0 s
-    # in sum. Messages of such a worker contradict this, and its slices have no gaps between them.
+    # At any offset of two clocks, the quickest messages of both directions take at least 0 s in
+    # sum. If slices include waits, messages of this worker contradict that, and its slices have no
+    # gaps between them.
     producers, consumers = transfers(trace, OP_INPUTS)
     is_inside = np.isin(producers, slices) & np.isin(consumers, slices)
     producers, consumers = producers[is_inside], consumers[is_inside]

@@ -30,28 +30,28 @@ from pipejax.traces.replaying.messages import (
 )
 from pipejax.traces.replaying.pipelines import Pipelines
 
-# The link model of a run is identified by its replays under every candidate.
+# Replays under every candidate identify the link model of a run.
 #
-# The noise of measured times is proportional to them, so a candidate is judged by log(measured /
-# predicted). Two candidates are distinguished if the measured times are `LIKELIHOOD_RATIO` times
-# as likely under one as under the other.
+# The noise of a measured time is proportional to the time. So a candidate is judged by
+# log(measured / predicted). Two candidates are distinguished if the measured times are
+# `LIKELIHOOD_RATIO` times as likely under one candidate as under the other.
 
 LIKELIHOOD_RATIO = 1000.0
-MIN_CHI_SQUARE = 2 * math.log(LIKELIHOOD_RATIO)  # difference that rules a candidate out
+MIN_CHI_SQUARE = 2 * math.log(LIKELIHOOD_RATIO)  # difference of chi square that rules one out
 EQUAL = 1e-9  # relative difference below which predictions are equal
 MIN_NOISE = 1e-6
 
 
 def single_models() -> list[Links]:
-    """List all link models that treat every pair of workers alike, the simplest first."""
+    """List the link models with equal links for all pairs of workers, the simplest first."""
     simple = [Links(model) for model in LINKS if model not in MEETING]
     options = itertools.product(MEETING, POSTINGS, QUEUES)
     return [*simple, *(Links(model, scope, posting=posting) for model, posting, scope in options)]
 
 
-MAX_EARLY = 0.05  # share of a link's messages taken before they could be sent, by a possible model
-MAX_NOISE = 0.2  # of a pipeline; beyond it the simplest equivalent link model is chosen
-MAX_NODES = 1 << 18  # of all runs of a table from which message times are estimated
+MAX_EARLY = 0.05  # a model is impossible if a larger share of messages is taken before it is sent
+MAX_NOISE = 0.2  # relative noise above which the simplest equivalent link model is chosen
+MAX_NODES = 1 << 18  # nodes of all runs of a table that are used to estimate message times
 
 
 @with_short_repr("links message_time mean_error worst_error")
@@ -62,10 +62,9 @@ class Replay:
     Attributes:
       pipelines: pipelines of the trace.
       links: link model of the replay.
-      link_times: (2 (stages - 1)) best estimate of the time of a message by direction and stage
-        boundary [s].
-      errors: (pipelines) replayed over recorded time from first start to last end, minus 1.
-      fits: mean absolute error of every possible link model by name, the best first.
+      link_times: (2 (stages - 1)) estimated time of a message by direction and stage boundary [s].
+      errors: (pipelines) replayed span / recorded span - 1.
+      fits: {possible link model: mean absolute error}, the best model first.
       equivalent_models: other link models that explain these pipelines equally well.
     """
 
@@ -93,14 +92,14 @@ class Replay:
 
     @functools.cached_property
     def by_step(self) -> Mapping[int, float]:
-        """Return the mean absolute error of each step's replayed pipelines, by step number."""
+        """Return {step: mean absolute error of its pipelines}."""
         steps = np.array([pipeline.step for pipeline in self.pipelines.pipelines])
         errors = np.abs(self.errors)
         return {int(step): float(errors[steps == step].mean()) for step in np.unique(steps)}
 
     @functools.cached_property
     def evidence(self) -> Sequence[MessageEvidence]:
-        """Return the evidence of ops on message times under the replay's links, by table."""
+        """Return evidence on message times under the replay's links, for each table."""
         tables = map(Messages, table_runs(self.pipelines, self.links))
         return [messages.evidence(messages.ends(self.link_times)) for messages in tables]
 
@@ -111,14 +110,14 @@ class Replay:
 
     @property
     def unobserved(self) -> Mapping[str, float]:
-        """Return links whose messages no op waited for, with upper bounds on their time [s]."""
+        """Return {link for whose messages no op waited: upper bound on the message time [s]}."""
         upper, boundaries = self.link_estimate.upper, self.pipelines.table.num_stages - 1
         links = np.flatnonzero(~self.link_estimate.is_observed & np.isfinite(upper)).tolist()
         return {link_name(link, boundaries): float(upper[link]) for link in links}
 
     @functools.cached_property
     def residuals(self) -> Float[NumpyArray, " slices"]:
-        """Return each op's start minus its replayed start [s]; 0 for other slices."""
+        """Return (slices) recorded start - replayed start of ops [s]; 0 for other slices."""
         result = np.zeros(len(self.pipelines.trace))
         for runs in table_runs(self.pipelines, self.links):
             start, _ = runs.replay(self.link_times[None])
@@ -128,7 +127,7 @@ class Replay:
 
     @functools.cached_property
     def stalls(self) -> Float[NumpyArray, " slices"]:
-        """Return each op's delay after the ends of its inputs [s]; 0 for other slices."""
+        """Return (slices) delays of ops after the ends of their inputs [s]; 0 for other slices."""
         result = np.zeros(len(self.pipelines.trace))
         for runs in table_runs(self.pipelines, self.links):
             messages = Messages(runs)
@@ -142,10 +141,10 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
 
     Args:
       pipelines: pipelines of the trace.
-      link: link model, or `Links`; default: the one that explains the pipelines best.
+      link: link model, or `Links`; default: the link model that explains the pipelines best.
 
     Returns:
-      The replay, with its errors by pipeline and by op.
+      The replay, with errors of pipelines and of ops.
 
     Raises:
       ValueError: if the link model is unknown, or the tables deadlock under it.
@@ -162,7 +161,7 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
     pipelines = scale_links(pipelines)
     candidates = [Links()] if pipelines.table.num_workers == 1 else single_models()
     results: list[Replay] = []
-    implausible: list[Replay] = []  # ops would have taken messages before they could be sent
+    implausible: list[Replay] = []  # models under which ops take messages before they are sent
     for links in candidates if link is None else [Links.resolve(link)]:
         try:
             runs = [*table_runs(pipelines, links)]
@@ -177,9 +176,9 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
         else:
             results.append(result)
     results = results or implausible
-    # of equal errors up to rounding, the first wins: the simplest model
+    # if errors are equal up to rounding, the first and simplest model wins
     best = min(results, key=lambda result: round(result.mean_error, 9))
-    # the median ignores steps that no model explains, such as the first of a run
+    # the median ignores steps that no model explains, such as the first step of a run
     noise = max(MIN_NOISE, DEVIATION * float(np.median(np.abs(best.errors))))
     fits, equivalent = _compare_models(results, best, noise)
     if noise > MAX_NOISE:
@@ -192,13 +191,13 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
 def _compare_models(
     results: Sequence[Replay], best: Replay, noise: float
 ) -> tuple[Mapping[str, float], list[Replay]]:
-    """Return the mean error of each link model, and the replays as likely as the best."""
-    measured, place = best.pipelines.spans, results.index(best)
+    """Return {link model: mean error}, and the other replays that are as likely as the best."""
+    measured, best_row = best.pipelines.spans, results.index(best)
     predicted = measured * (1 + np.stack([result.errors for result in results]))
     squares = (np.log(measured / predicted) ** 2).sum(axis=1)
-    is_same = np.abs(predicted / predicted[place] - 1).max(axis=1, initial=0.0) < EQUAL
-    is_equivalent = is_same | ((squares - squares[place]) / noise**2 < MIN_CHI_SQUARE)
-    order = [place, *(k for k in np.argsort(squares, kind="stable").tolist() if k != place)]
+    is_same = np.abs(predicted / predicted[best_row] - 1).max(axis=1, initial=0.0) < EQUAL
+    is_equivalent = is_same | ((squares - squares[best_row]) / noise**2 < MIN_CHI_SQUARE)
+    order = [best_row, *(k for k in np.argsort(squares, kind="stable").tolist() if k != best_row)]
     fits = {
         model_name(results[k].links): float(np.abs(predicted[k] / measured - 1).mean())
         for k in order
@@ -215,9 +214,8 @@ def model_name(links: Links) -> str:
 
 
 def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTimes, float]:
-    """Return each link's message time [s] with the least error, and a share of early messages."""
-    # An early message was taken before it could be sent. The share is that of the link with the
-    # most.
+    """Return (links) message times [s] with the least error, and a share of early messages."""
+    # An early message is taken before it can be sent. The share is the largest of all links.
     samples = [run.sample(MAX_NODES) for run in runs]
     workers = link_workers(pipelines.table)
     messages = [Messages(sample) for sample in samples]
@@ -232,7 +230,7 @@ def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTi
 def _span_errors(
     pipelines: Pipelines, runs: Sequence[TableRuns], times: Float[NumpyArray, "candidates links"]
 ) -> Float[NumpyArray, "candidates pipelines"]:
-    """Return replayed / recorded time - 1 of each pipeline; NaN if it is not in `runs`."""
+    """Return replayed span / recorded span - 1; NaN for pipelines that are not in `runs`."""
     errors = np.full((len(times), len(pipelines.pipelines)), np.nan)
     for run in runs:
         _, spans = run.replay(times)
@@ -242,13 +240,13 @@ def _span_errors(
 
 # Late launches: ops that start long after their inputs in most steps.
 
-MIN_STALL = 0.01  # delay of a start that counts as a stall, relative to the median pipeline
-MAX_DIFFERENCE = 0.05  # of stalls on several workers by one pause, relative to one of them
-MAX_PLACES = 0.05  # share of the ops of a step; more stalls are a fault of the link model
+MIN_STALL = 0.01  # delay of a start that counts as a stall, over the median pipeline
+MAX_DIFFERENCE = 0.05  # relative difference of stalls on several workers by one pause
+MAX_PLACES = 0.05  # share of the ops of a step; if more ops stall, the link model is wrong
 
 
 def replay_late_launches(pipelines: Pipelines, link: str | Links | None) -> Replay:
-    """Replay pipelines; ops that start late in most steps are delayed if that fits better."""
+    """Replay pipelines, with delays of ops that start late in most steps if that fits better."""
     first = replay(pipelines, link=link)
     late = find_late_launches(first)
     second = first if late is first.pipelines else replay(late, link=link)
@@ -278,16 +276,16 @@ def group_ops(trace: Trace, slices: Int[NumpyArray, " n"]) -> list[Int[NumpyArra
 def _has_cause(
     pipelines: Pipelines, slices: Int[NumpyArray, " n"], delay: Float[NumpyArray, " slices"]
 ) -> Bool[NumpyArray, " n"]:
-    """Return for each of n delayed ops whether the trace explains its delay."""
-    # A slice that is no op may run meanwhile, or another worker stalls as long at about the same
-    # time in the step: then the whole job paused. `slices` are the ops, `delay` is that of each
-    # slice [s].
+    """Return (n) whether the trace explains the delay of an op."""
+    # A slice that is no op may run during the delay. Or the whole job paused: then another worker
+    # stalls for an equal time at about the same time in the step. `slices` are the delayed ops, and
+    # `delay` (slices of the trace) are delays [s].
     trace = pipelines.trace
     ops = np.concatenate([run.slices for run in pipelines.pipelines])
     begin, end, seconds = trace.start[slices] - delay[slices], trace.start[slices], delay[slices]
     rank = trace.replica * trace.workers + trace.worker
     is_alike = np.abs(seconds[:, None] - seconds) < MAX_DIFFERENCE * seconds
-    # a worker that is busy as the whole job pauses stalls at the end of its op
+    # if a worker computes when the job pauses, it stalls at the end of its op
     longest_op = float((trace.end[ops] - trace.start[ops]).max())
     is_alike &= np.abs(begin[:, None] - begin) <= longest_op
     is_alike &= rank[slices][:, None] != rank[slices]

@@ -1,7 +1,7 @@
-"""Graph of one step of a job: all its pipelines, and slices that are not pipeline ops.
+"""Graph of one step of a job: all pipelines, and slices that are no pipeline ops (non-ops).
 
-Other slices stand in the row of their worker where they ran. Members of a collective begin
-together, when the last one is ready.
+Non-ops, such as collectives and the optimizer, stand in the row of their worker where they ran. All
+members of a collective begin when the last member is ready.
 """
 
 from collections import Counter
@@ -32,28 +32,28 @@ Times = Float[NumpyArray, "runs nodes"]
 
 
 class NonOp(NamedTuple):
-    """A slice that is no pipeline op, such as a collective, at the same place in every step."""
+    """A non-op slice, such as a collective, in the same place of the row in every step."""
 
-    phase: str  # its name
-    occurrence: int  # number among the slices of this phase on its worker, from 0
-    replica: int  # position of its replica
+    phase: str  # name of the phase
+    occurrence: int  # number among the slices of this phase on the worker, from 0
+    replica: int  # index of the replica
     worker: int
-    cells_before: CellCount  # number of cells before it in the worker's row
-    is_beside: bool  # whether it runs beside ops, and delays only other such slices
-    group: int  # number of its collective; -1 without others
+    cells_before: CellCount  # number of cells before the slice in the worker's row
+    is_beside: bool  # whether the slice runs beside ops, and delays only other such slices
+    group: int  # number of the collective; -1 for a slice without other members
 
 
 class StepGraph(NamedTuple):
-    """A step, or some of its pipelines, as a graph; label -1 means that a label does not apply."""
+    """A step, or some of its pipelines, as a graph; -1 stands for a label that does not apply."""
 
     preds: Int[NumpyArray, "nodes max_preds"]  # predecessors of each node; node 0 is the source
-    replica: Nodes  # (nodes) position of the replica
-    op: Nodes  # (nodes) position of an op in its pipeline
-    non_op: Nodes  # (nodes) position among the slices that are no ops
-    link: Nodes  # (nodes) direction * boundaries + boundary of a message
+    replica: Nodes  # index of the replica
+    op: Nodes  # index of an op in its pipeline
+    non_op: Nodes  # index among the non-ops
+    link: Nodes  # direction * boundaries + boundary of a message
 
     def finish(self, duration: Times) -> Times:
-        """Return the nodes' finish times for these durations, both (runs, nodes) [s]."""
+        """Return (runs, nodes) finish times [s] at these durations (runs, nodes) [s]."""
         times = np.array(duration.T, order="C")
         run_in_place(self.preds, times)
         return times.T
@@ -78,7 +78,7 @@ class _GraphBuilder:
         return np.arange(self.size - count, self.size)
 
     def add_edges(self, tail: Nodes | int, head: Nodes | int) -> None:
-        """Add edges from tails to heads; a single tail or head serves all edges."""
+        """Add edges from tails to heads; a single tail or head belongs to all edges."""
         tails, heads = np.broadcast_arrays(np.atleast_1d(tail), np.atleast_1d(head))
         self.tails.append(tails)
         self.heads.append(heads)
@@ -98,7 +98,7 @@ class _GraphBuilder:
 
 
 def node_ops(program: Program, table: ScheduleTable) -> Nodes:
-    """Return the position of each node's op in a table's concatenated rows; -1 for other nodes."""
+    """Return (nodes) the index of the op in a table's concatenated rows; -1 for other nodes."""
     ops = (op for row in table.rows() for cell in row for op in cell if op.phase.name in OPS)
     position = {(int(op.phase), op.stage, op.microbatch): k for k, op in enumerate(ops)}
     fields = (program.phase, program.stage, program.microbatch)
@@ -109,7 +109,7 @@ def node_ops(program: Program, table: ScheduleTable) -> Nodes:
 def step_graph(
     tables: Sequence[ScheduleTable], links: Links, non_ops: Sequence[NonOp] = ()
 ) -> StepGraph:
-    """Return the graph of replicas that run these tables, with non-op slices around them."""
+    """Return the graph of replicas that run these tables, with non-ops."""
     builder = _GraphBuilder()
     programs = {id(table): lower(table, link=links, step_end=False) for table in tables}
     rows = [
@@ -124,7 +124,7 @@ def _add_pipeline(
     builder: _GraphBuilder, table: ScheduleTable, program: Program, replica: int
 ) -> list[Row]:
     """Add the ops and messages of a replica to the graph; return (workers) the nodes of cells."""
-    # `node` maps nodes of the replica's program to nodes of the graph, which has all replicas.
+    # `node` maps nodes of the replica's program to nodes of the graph of all replicas.
     op = node_ops(program, table)
     is_message = np.isin(program.phase, TRANSFERS)
     link = np.where(is_message, _cost_links(program, np.asarray(program.duration_index)), NONE)
@@ -133,7 +133,7 @@ def _add_pipeline(
     node = np.append(SOURCE, new_nodes)  # node of the graph for each node of the program
     head, column = np.nonzero((program.preds != SOURCE) | (program.lag_index > 0))
     tail = np.asarray(program.preds)[head, column]
-    # a message that is a lag on an edge becomes a node between both ends
+    # a message that is a lag on an edge becomes a node between both ends of the edge
     lag_link = _cost_links(program, np.asarray(program.lag_index)[head, column])
     has_lag = lag_link != NONE
     builder.add_edges(node[tail[~has_lag]], node[head[~has_lag]])
@@ -144,13 +144,13 @@ def _add_pipeline(
 
 
 def _cost_links(program: Program, position: Int[NumpyArray, " some"]) -> Int[NumpyArray, " some"]:
-    """Return the link whose transmit time is at each position of a cost vector; -1 if none is."""
+    """Return the link of the transmit time at each index of a cost vector; -1 for other costs."""
     # Link costs are an array (kind, direction, pipe, boundary, column) from `first_link` on. Traces
     # count the whole time of a message as transmit time, so latencies are skipped. Without
-    # boundaries the array is empty: divisors are 1.
+    # boundaries the array is empty, and divisors are 1.
     layout = program.layout
     _, pipes, boundaries, columns = layout.link_shape
-    size = pipes * boundaries * columns  # of one direction
+    size = pipes * boundaries * columns  # size of one direction
     kind, remainder = np.divmod(position - layout.first_link, 2 * size or 1)
     direction, remainder = np.divmod(remainder, size or 1)
     boundary = remainder // columns % (boundaries or 1)
@@ -161,12 +161,12 @@ def _cost_links(program: Program, position: Int[NumpyArray, " some"]) -> Int[Num
 def _add_non_ops(
     builder: _GraphBuilder, rows: Sequence[Sequence[Row]], non_ops: Sequence[NonOp]
 ) -> None:
-    """Add nodes for slices that are no ops between the cells of their workers."""
+    """Add nodes for non-ops between the cells of their workers."""
     # `rows` has the nodes of cells by replica and worker; `non_ops` are in order of time. Members
     # of a collective wait for a gate node, which waits for the predecessors of all members.
     groups = sorted({non_op.group for non_op in non_ops} - {NONE})
     gates = {group: int(builder.add_nodes(1)[0]) for group in groups}
-    # last slice by replica, worker and is_beside: number of cells before it, and its node
+    # {(replica, worker, is_beside): (cells before the last slice so far, node of this slice)}
     last: dict[tuple[int, int, bool], tuple[CellCount, int]] = {}
     for position, non_op in enumerate(non_ops):
         node = int(builder.add_nodes(1, replica=non_op.replica, non_op=position)[0])
@@ -192,10 +192,10 @@ CLOCK_ERROR = 1e-4  # overlap of consecutive slices of a worker by rounding of c
 def find_non_ops(
     pipelines: Pipelines, steps: Sequence[Sequence[Pipeline]]
 ) -> tuple[tuple[NonOp, ...], Int[NumpyArray, "steps non_ops"], Float[NumpyArray, "steps non_ops"]]:
-    """Match slices that are no op or message over steps; return places, slices and seconds."""
-    # `steps` has the pipelines of each step, one for each replica. A place is the usual number of
-    # cells before the slice in the row of its worker. A slice is -1 in a step without it; the time
-    # of a collective begins when its last member starts.
+    """Match non-ops over steps; return (non_ops) records, (steps, non_ops) slices and times [s]."""
+    # `steps` has the pipelines of each step, one for each replica. The number of cells before a
+    # non-op is the median over steps. A slice is -1 in a step without this non-op. The time of a
+    # collective begins when its last member starts.
     trace = pipelines.trace
     by_key = _non_ops_by_key(trace, steps)
     places, start = [], []
@@ -214,19 +214,19 @@ def find_non_ops(
 
 
 class _Use(NamedTuple):
-    """A slice that is no op in one step."""
+    """A non-op slice in one step."""
 
-    step: int  # position of the step
-    slice: int  # of the trace
-    cells_before: int  # cells of its worker that end before the slice starts
-    is_beside: bool  # whether it overlaps a cell
-    start: float  # after the first op of the step [s]
+    step: int  # index of the step
+    slice: int  # index of the slice in the trace
+    cells_before: int  # number of cells of the worker that end before the slice starts
+    is_beside: bool  # whether the slice overlaps a cell
+    start: float  # start after that of the first op of the step [s]
 
 
 def _non_ops_by_key(
     trace: Trace, steps: Sequence[Sequence[Pipeline]]
 ) -> dict[tuple[int, int, str, int], list[_Use]]:
-    """Return the uses of each slice that is no op, by replica, worker, phase and occurrence."""
+    """Return {(replica, worker, phase, occurrence): slices of a non-op in all steps}."""
     slices_by_worker = _other_slices(trace)
     by_key: dict[tuple[int, int, str, int], list[_Use]] = {}
     for number, step_pipelines in enumerate(steps):
@@ -248,7 +248,7 @@ def _non_ops_by_key(
 
 
 def _other_slices(trace: Trace) -> Mapping[tuple[int, int, int], Sequence[int]]:
-    """Return slices that are neither op nor message by (step, replica, worker), in start order."""
+    """Return {(step, replica, worker): slices that are neither op nor message, by start}."""
     other = np.flatnonzero(~trace.has_phase((*OPS, *MESSAGES)) & (trace.worker >= 0))
     by_key: dict[tuple[int, int, int], list[int]] = {}
     for k in other[np.argsort(trace.start[other], kind="stable")].tolist():
@@ -258,7 +258,7 @@ def _other_slices(trace: Trace) -> Mapping[tuple[int, int, int], Sequence[int]]:
 
 
 def _with_groups(places: Sequence[NonOp], workers: int) -> tuple[NonOp, ...]:
-    """Number the collectives of slices; a slice without other members is in none."""
+    """Number the collectives of non-ops; a non-op without other members has the number -1."""
     members: dict[tuple[object, ...], list[int]] = {}
     for position, non_op in enumerate(places):
         is_pipeline_end = non_op.worker in (0, workers - 1)
@@ -279,12 +279,12 @@ def _with_groups(places: Sequence[NonOp], workers: int) -> tuple[NonOp, ...]:
 def _non_op_seconds(
     trace: Trace, places: Sequence[NonOp], slices: Int[NumpyArray, "steps non_ops"]
 ) -> Float[NumpyArray, "steps non_ops"]:
-    """Return every slice's time, for a collective after its last start; 0 if missing [s]."""
+    """Return times of non-ops [s], for a collective from its last start on; 0 if missing."""
     start = np.append(trace.start, -np.inf)[slices]
     end = np.append(trace.end, -np.inf)[slices]
     group = np.array([non_op.group for non_op in places], int)
     for number in np.unique(group[group != NONE]):
         is_member = group == number
         start[:, is_member] = start[:, is_member].max(axis=1, keepdims=True)
-    with np.errstate(invalid="ignore"):  # -inf less -inf, in a step without it
+    with np.errstate(invalid="ignore"):  # -inf - -inf, in a step without this non-op
         return np.where(slices == NONE, 0.0, np.maximum(end - start, 0.0))
