@@ -218,8 +218,7 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
 
 def _cone(content: Form) -> Cone:
     """Return the cone of (theta, z), with theta in the domain and z above all facets of a form."""
-    # theta are values of the parameters. The cone has each ray of the domain, with its makespan as
-    # z, and the upward ray.
+    # The cone has each ray theta of the domain, with its makespan as z, and the upward ray.
     size, dims = len(content.names), len(content.domain[0])
     facets, domain = np.array(content.facets, object), np.array(content.domain, object)
     domain_rays = np.array(content.rays, object)

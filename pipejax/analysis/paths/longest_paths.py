@@ -168,8 +168,7 @@ class PathRanking:
 
     def _pop(self, node: int) -> bool:
         """Move the longest candidate to the known paths; return False if its kind is known."""
-        # The kind of the new path is the kind of the predecessor's path, plus the numbers of the
-        # edge and of the node.
+        # The kind of the new path is the predecessor's kind plus the numbers of edge and node.
         negative_length, column, rank = heapq.heappop(self._candidates[node])
         self._last_edge[node] = column, rank
         kind = 0

@@ -173,8 +173,7 @@ def _assign_threads(slices: Sequence[_Slice], num_workers: int) -> list[Event]:
     names = _name_events("process", num_workers, COMPUTE, "pipeline", 0)
     for worker in range(num_workers):
         names += _name_events("process", worker, COMPUTE, f"worker {worker}", worker + 1)
-    # Perfetto takes a thread with the number of its process for the main thread, so other numbers
-    # are used
+    # Perfetto takes a thread with its process's number for the main thread: use other numbers
     tids = itertools.count(num_workers + 1)
     for track, pieces in sorted(slices_by_track.items(), key=lambda item: item[0]):
         for number, lane in enumerate(_lanes(pieces), 1):

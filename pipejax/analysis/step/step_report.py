@@ -29,8 +29,7 @@ from pipejax.schedules.table.table import ScheduleTable
 # Parts of any step that sum to its time.
 #
 # The mean worker computes for a part of the step and waits for the rest. Each reason to wait is
-# added to a run with all earlier reasons, and its part is the growth of the step. So the parts sum
-# to the step:
+# added to a run with all earlier reasons; its part is the step's growth. Parts sum to the step:
 #
 #     equal stages, no messages            compute + start + gaps + end
 #     rules of the table among usual ops   + rules
@@ -338,8 +337,7 @@ def fitting_change(
     workload: Workload, table: ScheduleTable, limit: float, launcher: str | None = None
 ) -> Change | None:
     """Find the cheapest change with which a workload fits in `limit` bytes. Return None if none."""
-    # A change is {field of the workload: value}. If a launcher is named, it must run the changed
-    # workload.
+    # A change is {field of the workload: value}. A named launcher must run the changed workload.
 
     def rank(change: Change) -> tuple[int, int]:
         return sum(COST_RANKS[entry] for entry in change.items()), len(change)

@@ -121,8 +121,8 @@ def sensitivity(
         elasticities = np.asarray(slopes) / time
     check_finite({"elasticity": elasticities}, ())
     elasticity = dict(zip(PARAMETERS, elasticities.tolist(), strict=True))
-    # A latency has its elasticity as share. As time = work / rate, the share of a rate is the
-    # negative elasticity.
+    # A latency's share is its elasticity. As time = work / rate, a rate's share is minus its
+    # elasticity.
     share = {name: power * elasticity[name] for name, power in POWER.items()}
     return Sensitivity(time, elasticity, share)
 

@@ -121,8 +121,8 @@ def robust_fit(
     losses: tuple[Loss, ...] = (HUBER, STUDENT),
 ) -> RobustFit:
     """Fit the model from each start point by Levenberg-Marquardt, with row weights per start."""
-    # A row of weight 0 has no influence, but gets a residual. Each loss starts from the minimum of
-    # the loss before it.
+    # A row of weight 0 has no influence, but a residual. Each loss starts at the minimum of the
+    # last.
     size = len(starts)
     point = np.array(starts, float)
     residual, jacobian = (np.array(array, float) for array in model(point))

@@ -126,8 +126,7 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
         # to the left and, reversed, to the right: 1 2 3 4 becomes 1 3 4 2.
         hills = [np.append(order[::2], order[1::2][::-1]) for order in (ascending, descending)]
         self.start_from(named, *hills, random="random")
-        # a lower bound: all microbatches but the longest are artificial (number `count`), with the
-        # least costs
+        # a lower bound: all microbatches but the longest are artificial (`count`), with least costs
         extended_costs = with_shortest(self._costs)
         makespans = batched_makespans(
             self.program,

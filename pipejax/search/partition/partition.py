@@ -179,8 +179,8 @@ class SplitSearch:
 
     def _relax(self, deadline: float) -> Shares | None:
         """Raise the lower bound by runs of mixtures; return the shares of the last mixture."""
-        # In a mixture, a stage has for example half of 3 layers and half of 4 layers. `centre` is a
-        # mean of past mixtures.
+        # In a mixture, a stage may have half 3 and half 4 layers. `centre` is a mean of past
+        # mixtures.
         centre: Shares | None = None
         shares: Shares | None = None
 

@@ -251,8 +251,8 @@ def _move_layers(
     run: Candidate, measured: Stages, old_layers: Int[NumpyArray, " stages"]
 ) -> Iterator[Candidate]:
     """Yield candidates in which ever more layers move from the busiest to the idlest worker."""
-    # The time of a layer is the median over stages. The rest of a stage's time, such as the head,
-    # does not move.
+    # A layer's time is the median over stages. The rest of a stage, such as the head, does not
+    # move.
     has_layers = old_layers > 0
     layer_seconds = float(np.median(measured[has_layers] / old_layers[has_layers]))
     layers, workers = old_layers.copy(), np.arange(run.table.num_workers)

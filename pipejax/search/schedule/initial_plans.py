@@ -197,8 +197,7 @@ class BlockDraw(NamedTuple):
 
 def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Plan]:
     """Yield ever better plans from building blocks until a plan takes at most `enough` units."""
-    # If there are many microbatches, short plans of `count` microbatches select the draws that are
-    # planned in full.
+    # If microbatches are many, short plans of `count` microbatches select draws to plan in full.
     best, effort_before, full_effort = FOREVER, budget.spent, 0.0
     count = FEW * problem.num_workers
     is_full = problem.num_microbatches <= count + count // 2

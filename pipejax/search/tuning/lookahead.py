@@ -204,8 +204,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
 
     def best_so_far(self) -> tuple[Gathering, float]:
         """Return the best table so far, and its makespan [s]; of equally fast, least memory."""
-        # On each worker in turn, an option of less memory replaces the best option if the makespan
-        # stays the same.
+        # On each worker, an option of less memory replaces the best if the makespan stays the same.
         options = [choices[k] for choices, k in zip(self.options, self.best, strict=True)]
         value = self._evaluate(options)
         for worker, choices in enumerate(self._all_options):

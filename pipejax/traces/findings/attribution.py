@@ -288,8 +288,7 @@ class JobSteps:
 class _Ideal(NamedTuple):
     """Normal times of ops and messages."""
 
-    # times [s], or factors on recorded times; NaN if unknown. The last column is for slices without
-    # a stage.
+    # times [s], or factors on recorded times; NaN if unknown; last column: slices without a stage
     ops: Float[NumpyArray, "phases stages"]
     links: Float[NumpyArray, " links"]  # time of a message [s]
     are_factors: bool = False  # whether `ops` holds factors

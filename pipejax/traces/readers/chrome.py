@@ -39,7 +39,7 @@ from pipejax.traces.readers.sources import (
 from pipejax.traces.record import NONE, OPS, LeftOut, Trace
 
 RECEIVES = ("gloo:recv", "nccl:recv")  # slices of a receive, from its start to its arrival
-BROKEN, EARLY = "events that are not JSON", "it ends early"  # faults that are counted
+BROKEN, EARLY = "events that are not JSON", "it ends early"  # faults of a file that are counted
 # A trace may have 10^7 other events: only used events, and the text of one file, stay in memory.
 _GAP = re.compile(r"[\s,:]*")
 _EVENT_GAP = re.compile(r"[\s,}]*")  # between events; a damaged event may leave a brace
@@ -57,7 +57,7 @@ _DAMAGE = (StopIteration, ValueError, RecursionError)
 def read_events(
     pieces: Iterator[str], header: dict[str, Any], faults: "Counter[str]"
 ) -> Iterator[Event]:
-    """Yield the events of a trace file, whose text comes in pieces."""
+    """Yield the events of a trace file, whose text comes in `pieces`."""
     # A file is a list of events, or an object that holds it as "traceEvents"; it may end early. The
     # other keys of the object are added to `header`; `faults` counts the damages by their reason.
     parts, why = [], EARLY
@@ -99,7 +99,7 @@ def _skip(gap: "re.Pattern[str]", text: str, position: int) -> int:
 
 
 def _list_events(text: str, position: int, faults: "Counter[str]") -> Generator[Event, None, int]:
-    """Yield the events of a JSON list except damaged events; return the position of its end."""
+    """Yield the undamaged events of a JSON list; return the position of its end in the text."""
     while True:
         position = _skip(_EVENT_GAP, text, position)
         if position == len(text) or text[position] == "]":
@@ -118,7 +118,7 @@ def _list_events(text: str, position: int, faults: "Counter[str]") -> Generator[
 
 
 _OUR_CATEGORIES = frozenset(("compute", "collective", "host link", "message"))
-# categories without labels of ops; backwards have none on a stream, as another thread launches them
+# categories without op labels; backwards on a stream have none, as another thread launches them
 _UNLABELLED = frozenset(("gpu_user_annotation", "cpu_op", "python_function", "fwdbwd", "ac2g"))
 _RANK = re.compile(r"\brank[ _=:-]*(\d{1,6})\b", re.IGNORECASE)
 _WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
@@ -126,11 +126,11 @@ _CALLS = frozenset(("cuda_runtime", "cuda_driver", "runtime", "driver"))
 
 
 class _EventCollector:
-    """Collector of the events of a file that are used; `names` numbers the labels of all files."""
+    """Collector of the used events of a file; `names` are the numbers of labels of all files."""
 
     def __init__(self, names: dict[str, int], microseconds: float) -> None:
         self.names, self.count = names, 0
-        self.microseconds = microseconds  # of one unit of the file's times
+        self.microseconds = microseconds  # unit of the file's times [us]
         self.faults = Counter[str]()  # reasons for which slices were left out
         self.unknown_ops = Counter[str]()  # names of ops in our exports without a known phase
         self.slices: dict[Any, list[Slice]] = {}  # by process
@@ -142,9 +142,9 @@ class _EventCollector:
         self.export_slices: list[tuple[Any, Any, float, float, str]] = []
         self.receive_tracks: set[tuple[Any, Any]] = set()
         self.work = array("d")  # rows of `Work`, each with the correlation of its launch
-        self.launches = array("d")  # correlation and start of each host call
-        self.waits: list[tuple[float, float, Any]] = []  # start, end and thread of host calls
-        self.threads: set[Any] = set()  # those that launch or label
+        self.launches = array("d")  # correlation and start of each host call that launches work
+        self.waits: list[tuple[float, float, Any]] = []  # start, end, thread of calls that wait
+        self.threads: set[Any] = set()  # threads that launch work or label ops
 
     def add(self, event: Event) -> None:
         """Append an event if it is a slice of a pipeline, a kernel or a title."""
@@ -183,7 +183,7 @@ class _EventCollector:
             self.add(begin | {"ph": "X", "dur": length / self.microseconds})
 
     def _add_slice(self, event: Event, name: str, *, is_ours: bool) -> None:
-        """Append a labelled slice, or count why its times are wrong."""
+        """Append a labelled slice; if its times are wrong, count the reason in `faults`."""
         start, length = self._time(event, "ts"), self._time(event, "dur")
         end, step = start + length, _arguments(event).get("step_num")
         self.threads.add(str(event.get("tid")))
@@ -224,7 +224,7 @@ class _EventCollector:
             self.threads.add(str(event.get("tid")))
 
     def device_work(self) -> Work:
-        """Return all device work; work without a launch call was launched before the trace."""
+        """Return all device work; work without a launch call has the launch time -inf."""
         work = np.array(self.work).reshape(-1, 6).T
         call_correlation, call_start = np.array(self.launches).reshape(-1, 2).T
         # calls [9 5], work [5 7]: positions [0 1] among the sorted calls, which are [5 9]; so the
@@ -237,10 +237,10 @@ class _EventCollector:
         return work
 
     def export_rows(self) -> list[Rows]:
-        """Return the slices of one of our exports by worker; on a receive track, SEND is RECV."""
+        """Return {worker: slices} of one of our exports; SEND on a track of receives is a RECV."""
         by_worker: dict[int, list[Slice]] = {}
         for worker, thread, start, end, name in self.export_slices:
-            # other tracks also have names that are no cells, as 3A
+            # other tracks also have names that are not cells, such as 3A
             cell = parse_cell(name) if (worker, thread) in self.receive_tracks else ()
             if len(cell) == 1 and cell[0].phase in (Phase.SEND_F, Phase.SEND_B):
                 name = format_cell((matching_receive(cell[0]),))
@@ -253,7 +253,7 @@ class _EventCollector:
         ]
 
     def _read_metadata(self, event: Event, name: str) -> None:
-        """Record the rank of a process, or a track of our own exports that shows receives."""
+        """Store the rank of a process, or a track of our own exports that shows receives."""
         if name in ("process_name", "process_labels"):
             values = " ".join(map(str, _arguments(event).values()))
             if match := _RANK.search(values):
@@ -322,7 +322,7 @@ def _number_ranks(files: Sequence[RankFile], cells: Cells) -> list[RankFile]:
 def _read_file(
     path: Path, names: dict[str, int], request: Request
 ) -> tuple[list[Rows], int | None]:
-    """Read a file: slices by rank, none without labels, and its clock's zero [ns] if stated."""
+    """Return the slices of each rank that labels ops, and the clock's zero [ns] if stated."""
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
     events = _EventCollector(names, 1e6 * SECONDS[request.unit or "us"])
@@ -356,7 +356,7 @@ def _read_file(
 def _rank_rows(
     events: _EventCollector, info: Mapping[str, Any], name_rank: int | None, is_cut: bool
 ) -> list[Rows]:
-    """Return the slices of each process that labels ops; an unknown rank is NONE."""
+    """Return the slices of each process that labels ops; its rank is NONE if unknown."""
     # `info` is the file's record of its rank, `name_rank` the rank in its name; `is_cut` says
     # whether the file ends early.
     rank, world = info.get("rank"), info.get("world_size")

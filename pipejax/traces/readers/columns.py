@@ -39,15 +39,15 @@ from pipejax.traces.readers.sources import (
 )
 from pipejax.traces.record import MESSAGES, NONE, OPS, LeftOut, Trace
 
-# role of a column, and its names in files; `chunk` counts the stages of a worker
+# role (meaning) of a column, and its names in files; `chunk` counts the stages of a worker
 NAMES: Mapping[str, Sequence[str]] = FILE_NAMES["columns"]
 _TIMES = ("start", "end", "duration")
-_MAX_DIFFERENCE = 0.01  # of end and duration, by two clocks, relative to the duration
+_MAX_DIFFERENCE = 0.01  # between end - start and the duration, relative to the duration
 _SUFFIXES = {suffix: unit for unit, suffixes in FILE_NAMES["units"].items() for suffix in suffixes}
 # a gap before a backward is a wait for another stage if it is longer than this many median
 # backwards, and than this many usual gaps
 _WAIT_BACKWARDS, _WAIT_GAPS = 0.5, 3.0
-_COARSE_SECONDS = 1.0  # spacing of neighbouring floats at which times of ops are lost
+_COARSE_SECONDS = 1.0  # distance of neighbouring 32-bit floats at which times of ops are lost
 _BATCH_ROWS = 2**16  # rows of CSV that are read at once
 _MAX_NAME = 80  # characters of a phase's name: arrays pad every name to the longest
 _NO_PYARROW = "Parquet needs pyarrow: pip install 'pipejax[traces]'"
@@ -86,7 +86,7 @@ def read_columns(paths: Sequence[Path], request: Request) -> Trace:
 def _join_batches(
     batches: Sequence[Columns], phase_names: Mapping[str, str]
 ) -> tuple[Columns, tuple[str, ...]]:
-    """Concatenate batches, with NaN for columns that a batch lacks; return phases apart."""
+    """Return the columns of all batches, with NaN where one lacks a column, and phase names."""
     names = sorted({str(name) for batch in batches for name in np.unique(batch["phase"])})
     position, phases = phase_positions(names, phase_names)
     roles = {role for batch in batches for role in batch} - {"phase"}
@@ -101,7 +101,7 @@ def _join_batches(
 
 
 def _with_workers(trace: Trace, world: int | None) -> Trace:
-    """Return a trace with its number of workers: from a stated `world`, else as in the rows."""
+    """Return a trace with its number of workers: `world` if stated, else the number in rows."""
     if world is None:
         _check_last_stage(vars(trace), trace.phases)
         note = f"no file says workers: {trace.workers}, the largest number in the rows"
@@ -115,7 +115,7 @@ def _with_workers(trace: Trace, world: int | None) -> Trace:
 
 
 def _check_one_run(rows: Columns, paths: Sequence[Path]) -> None:
-    """Refuse files that give one op different times; drop the column `file`, their number."""
+    """Refuse files that give one op different times; drop the column `file` (file number)."""
     file = rows.pop("file")
     if len(paths) == 1:
         return
@@ -136,14 +136,14 @@ def _check_one_run(rows: Columns, paths: Sequence[Path]) -> None:
 
 
 def _encode(names: NumpyArray, position: Mapping[str, int]) -> NumpyArray:
-    """Return each row's position (rows), looked up by its name."""
+    """Return (rows) the position of each row's name."""
     distinct, code = np.unique(names, return_inverse=True)
     return np.array([position[str(name)] for name in distinct], np.int64)[code]
 
 
 def _batches(path: Path, request: Request, unstated: set[str]) -> Iterator[Columns]:
     """Yield batches of a file's rows, with invalid cells as NaN and times in seconds."""
-    # `unstated` receives the roles (start, end, duration) whose unit no column name states; their
+    # Roles (start, end, duration) whose unit no column name states are added to `unstated`; their
     # times stay in the unit of the file.
     with path.open("rb") as file:
         is_parquet = file.read(4) == b"PAR1"
@@ -190,7 +190,7 @@ def _set_unit(
 
 
 def _set_end(path: Path, batches: Sequence[Columns], unstated: set[str], request: Request) -> None:
-    """Set ends from durations, in the unit that agrees best; drop rows in which both differ."""
+    """Set ends from durations, in the unit that agrees best; drop rows whose two ends differ."""
     contradictions: list[int] = []
     for batch in batches:
         duration = batch.pop("duration", None)
@@ -212,7 +212,7 @@ def _set_end(path: Path, batches: Sequence[Columns], unstated: set[str], request
 
 
 def _rounding(seconds: NumpyArray) -> float:
-    """Return half the unit of the last decimal place that any of the times uses [s]."""
+    """Return the largest rounding error of times [s], from their number of decimal places."""
     times = seconds[np.isfinite(seconds)]
     for unit in 10.0 ** -np.arange(9):  # 1 s to 10 ns
         if np.allclose(times / unit, np.rint(times / unit), rtol=1e-15, atol=1e-6):
@@ -221,7 +221,7 @@ def _rounding(seconds: NumpyArray) -> float:
 
 
 def _read_parquet(path: Path, request: Request) -> Iterator[tuple[Roles, Columns, NumpyArray]]:
-    """Yield, per row group, the roles of columns, cells by column name, and row numbers."""
+    """Yield (roles of columns, {column name: cells}, row numbers) of each row group."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -249,7 +249,7 @@ def _read_parquet(path: Path, request: Request) -> Iterator[tuple[Roles, Columns
 
 
 def _read_csv(path: Path, request: Request) -> Iterator[tuple[Roles, Columns, NumpyArray]]:
-    """Yield, per batch of rows, the roles of columns, cells by column name, and line numbers."""
+    """Yield (roles of columns, {column name: cells}, line numbers) of each batch of rows."""
     text = read_lines(path, request.on_bytes)
     header_line = next(text, "")
     if is_json(header_line):
@@ -267,7 +267,7 @@ def _read_csv(path: Path, request: Request) -> Iterator[tuple[Roles, Columns, Nu
         try:
             row = next(reader, None)
         except csv.Error:
-            invalid.append(reader.line_num + 1)  # the header comes before
+            invalid.append(reader.line_num + 1)  # the header is line 1
             continue
         if rows and (row is None or len(rows) == _BATCH_ROWS):
             cells = {n: np.array([line[k] for line in rows], object) for n, k in position.items()}
@@ -287,7 +287,7 @@ def _read_csv(path: Path, request: Request) -> Iterator[tuple[Roles, Columns, Nu
 def _read_json_lines(
     path: Path, text: Iterator[str], request: Request
 ) -> Iterator[tuple[Roles, Columns, NumpyArray]]:
-    """Yield roles of keys, values by key, and line numbers of a file with a JSON object a line."""
+    """Yield (roles of keys, {key: values}, line numbers) of a file with a JSON object a line."""
     objects: list[dict[str, Any]] = []
     lines, invalid = [], []
     for number, line in enumerate(_undamaged_lines(text, path, request), 1):
@@ -309,7 +309,7 @@ def _read_json_lines(
 
 
 def _undamaged_lines(text: Iterator[str], path: Path, request: Request) -> Iterator[str]:
-    """Yield the lines before the first damage in a file; leave out the rest."""
+    """Yield the lines before the first damage in a file; note the rest as left out."""
     try:
         yield from (line.replace("\0", "\ufffd") for line in text)
     except CutError as error:
@@ -321,7 +321,7 @@ def _first_line(error: Exception) -> str:
 
 
 def find_roles(path: Path, header: Sequence[str], request: Request) -> Roles:
-    """Find each role's column and time unit, by the user's names or by known aliases."""
+    """Return {role: (name of the column, time unit)}, by the user's names or by known aliases."""
     columns = {_split_unit(name)[0]: name for name in reversed(header)}  # by lower-case name
     roles: Roles = {}
     names, is_public = dict(request.column_names), {"gmc", "stage"} <= columns.keys()
@@ -393,8 +393,8 @@ def _number(cell: object, convert: Callable[[Any], float]) -> float:
 
 
 def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
-    """Refuse a trace whose last stage waits before its first backward: a later stage is missing."""
-    # Only the true last stage runs a backward right after its forward. Gap: idle time before an op.
+    """Refuse a trace whose last stage waits before its first backward, as a stage is missing."""
+    # Only the true last stage runs backwards right after forwards. A gap is idle time before an op.
     phase_kinds = np.array([NONE if name in MESSAGES else KINDS.get(name, 0) for name in phases])
     rows = np.lexsort([columns[name] for name in ("start", "worker", "step", "replica")])
     rows = rows[phase_kinds[columns["phase"][rows]] != NONE]

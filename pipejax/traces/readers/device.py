@@ -11,13 +11,13 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, NumpyArray
 
 # launch by the host (-inf if unknown), start and end [us]; stream; whether it exchanges data;
-# number of its collective, NONE for other work
+# number of its collective, NONE if it is no collective
 Work = Float[NumpyArray, "6 works"]
 # names of work that exchanges data; "copy" leaves its device
 EXCHANGE = re.compile(r"nccl|nvshmem|deep_?ep|^copy$", re.IGNORECASE)
 Key = tuple[str, str, int]  # communicator (empty if unknown), name and bytes of a collective
-_LAUNCH_LATENCY = 10.0  # from a launch until a kernel that waits for nothing starts [us]
-_SPREAD_QUANTILE, _MAX_SPREAD = 0.9, 1000.0  # [us]; collectives with more are no match
+_LAUNCH_LATENCY = 10.0  # from the launch of a kernel that waits for nothing to its start [us]
+_SPREAD_QUANTILE, _MAX_SPREAD = 0.9, 1000.0  # [us]; a larger spread of collectives is no match
 
 
 def split_windows(
@@ -26,7 +26,7 @@ def split_windows(
     begin: Float[NumpyArray, " windows"],
     end: Float[NumpyArray, " windows"],
 ) -> Float[NumpyArray, "5 windows"]:
-    """Divide windows, from `begin` to `end`, into the times of a `StepBudget`; all are in us."""
+    """Divide windows from `begin` to `end` into the times of a `StepBudget`; all in us."""
     # All starts and ends cut time into pieces: slices 0-5 and 3-8 make pieces 0-3, 3-5 and 5-8.
     # Each piece has one cause: the first condition that holds.
     launch, start, stop, _, is_exchange, _ = work[:, np.argsort(work[1], kind="stable")]
@@ -39,10 +39,10 @@ def split_windows(
         return np.searchsorted(np.sort(starts), middle) > np.searchsorted(np.sort(ends), middle)
 
     def following(values: NumpyArray, points: NumpyArray) -> NumpyArray:
-        """Return the value at the next point after the middle of each piece; inf without one."""
+        """Return the value at the first point after the middle of each piece; inf without one."""
         return np.append(values, np.inf)[np.searchsorted(points, middle)]
 
-    # after its last work of a window, the device waits for others, not for its host
+    # after the last work of a window, the device waits for other devices, not for its host
     has_work = following(start, start) < following(np.sort(end), np.sort(end))
     conditions = [
         covers(start[~exchanges], stop[~exchanges]),
@@ -61,7 +61,7 @@ class ClockMatch(NamedTuple):
     """Lead of one clock over another, from collectives that end together on both [us]."""
 
     lead: float
-    spread: float  # of 90 % of the collectives around the lead
+    spread: float  # largest difference from the lead, of the best 90 % of the collectives
     num_collectives: int
 
 
@@ -100,7 +100,7 @@ def _collective_ends(work: Work) -> dict[int, NumpyArray]:
 
 
 def _median_ends(ranks: Sequence[Mapping[int, NumpyArray]]) -> dict[int, NumpyArray]:
-    """Return median ends (uses) over a file's ranks, of collectives that all ran equally often."""
+    """Return (uses) median ends over a file's ranks, of collectives that all ran equally often."""
     by_key: dict[int, list[NumpyArray]] = {}
     for key, ends in itertools.chain.from_iterable(by_rank.items() for by_rank in ranks):
         by_key.setdefault(key, []).append(ends)
@@ -111,7 +111,7 @@ def _compare(
     base: Mapping[int, NumpyArray], other: Mapping[int, NumpyArray], keys: Sequence[Key]
 ) -> ClockMatch | None:
     """Return the match of two clocks with the least spread, from ends of collectives [us]."""
-    # collectives with communicators count together; each name without one is a guess of its own
+    # collectives with communicators give one match; each name without a communicator gives another
     leads: dict[int, list[float]] = {}
     for key in base.keys() & other.keys():
         if len(base[key]) == len(other[key]):

@@ -31,15 +31,14 @@ def finish_trace(
 ) -> Trace:
     """Drop invalid rows, infer missing numbers of ops, and return the trace."""
     # `columns` have one entry per slice; numbers may be NaN. A column `chunk`, the number of a
-    # stage on its worker, may replace `stage`. With `by_step`, the clock of a worker restarts in
-    # each step.
+    # stage on its worker, may replace `stage`. With `by_step`, clocks restart in each step.
     kind = np.array([KINDS.get(name, NONE) for name in phases], np.int64)[columns["phase"]]
     checks = [(~np.isfinite(columns[name]), f"its {name} is no finite number") for name in TIMES]
     checks.append((columns["end"] < columns["start"], "it ends before it starts"))
     roles = [name for name in (*INTEGERS, "chunk") if name in columns]
     for name in roles:
         minimum, values = 0, columns[name]
-        if name in _OP_ROLES:  # an empty cell
+        if name in _OP_ROLES:  # NaN is an empty cell
             minimum, values = NONE, np.where(np.isnan(values), NONE, values)
         is_whole = (values >= minimum) & (values == np.rint(values)) & (values < _MAX_NUMBER)
         checks.append((~is_whole, f"its {name} is no whole number of at least {minimum}"))
@@ -65,7 +64,7 @@ def finish_trace(
     is_surplus = (kind >= 0) & (columns["microbatch"] < 0)
     is_numbered, surplus = passing_rows([(is_surplus, "it is one op too many")], "ops")
     columns = {name: values[is_numbered] for name, values in columns.items()}
-    # public traces give garbage collections a microbatch too, which means nothing
+    # public traces also give garbage collections a microbatch, which has no meaning
     columns["microbatch"][(kind[is_numbered] < 0) & (columns["stage"] == NONE)] = NONE
     columns["phase"], phases = with_split_backwards(columns, phases)
     return Trace.from_columns(
@@ -115,10 +114,10 @@ def _count_from_zero(columns: Columns, phases: Sequence[str], sizes: RunSizes) -
     return ["microbatches go on from step to step in the files, and begin at 0 in each step here"]
 
 
-# Replica and worker of each rank, where labels do not state them
+# Functions that find the replica and worker of each rank if labels do not state them
 
 Places = Sequence[tuple[int, int]]  # replica and worker of each rank
-MAX_LEAD_SHARE = 0.1  # of an op before its inputs, relative to the median op
+MAX_LEAD_SHARE = 0.1  # by which an op may start before its inputs end, relative to the median op
 _OP_FIELDS = ("phase", "stage", "microbatch")
 
 
@@ -194,7 +193,7 @@ def _list_placements(
 
 
 def _is_causal(trace: Trace) -> bool:
-    """Return whether ops start after their inputs end, by the clocks as recorded."""
+    """Return whether ops start after their inputs end, by the recorded clocks."""
     producers, consumers = transfers(trace, OP_INPUTS)
     lead = (trace.end[producers] - trace.start[consumers]).max(initial=0.0)
     seconds = (trace.end - trace.start)[trace.has_phase(OPS)]

@@ -13,7 +13,7 @@ ONLY_STAGE = -2  # stage of a label that needs none, as its worker has one stage
 
 
 class LabelOp(NamedTuple):
-    """Op that a label names; NONE for a number that the label does not state."""
+    """Op that a label names; a number that the label does not state is NONE."""
 
     phase: str
     stage: int = NONE
@@ -21,7 +21,7 @@ class LabelOp(NamedTuple):
     chunk: int = NONE  # number of the stage on its worker
 
 
-Cell = tuple[LabelOp, ...]  # two of a fused pair
+Cell = tuple[LabelOp, ...]  # the op of a label, or both ops of a fused pair
 Cells = Sequence[Cell]  # by number of the label
 
 _CELL = r"(?P<stage>\d{1,9})(?P<phase>[A-Z](?:[A-Z_]*[A-Z])?)(?P<microbatch>\d{0,9})"
@@ -97,7 +97,7 @@ def is_label(text: str) -> bool:
     return any(parse_label(text, framework) for framework in FRAMEWORKS)
 
 
-# marks of steps; without a number, the k-th mark of a rank
+# labels that mark a step; a mark without a number is numbered by its position in its rank
 STEP = re.compile(
     r"(?:ProfilerStep#|(?:train(?:ing)?[ _])?(?:iteration|iter|step)[ _:#=]*)(?P<number>\d{1,9})"
     r"|train(?:ing)?[ _](?:step|iteration|batch)|train|iteration",
@@ -106,7 +106,7 @@ STEP = re.compile(
 
 
 def number_marks(marks: Iterable[tuple[str, float, float]]) -> list[tuple[int, float, float]]:
-    """Return number, start and end of each step mark by start; all lack a number (NONE) or none."""
+    """Return sorted (number, start, end) of step marks; all numbers are NONE if one is missing."""
     matches = ((STEP.fullmatch(label), start, end) for label, start, end in marks)
     steps = [(match["number"], start, end) for match, start, end in matches if match]
     steps.sort(key=lambda mark: mark[1:])
@@ -115,7 +115,7 @@ def number_marks(marks: Iterable[tuple[str, float, float]]) -> list[tuple[int, f
 
 
 def parse_labels(labels: Iterable[str]) -> dict[str, Cell]:
-    """Return the ops of labels, by the first framework that finds forwards in them; or none."""
+    """Return the ops of labels by the first framework that finds forwards, else empty tuples."""
     labels = sorted({*labels})
     for framework in FRAMEWORKS:
         cells = {label: parse_label(label, framework) for label in labels}

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _RANGES, _CALLS = "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME"
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
-# tables of device work, and the SQL of a name that marks exchanges: of a kernel its own, of a copy
+# tables of device work, and SQL for a name that shows exchanges: of a kernel its name, of a copy
 # 'copy' if it leaves the device; a graph is one row if nsys did not trace its nodes
 _WORK = {
     _KERNELS: "(SELECT value FROM StringIds WHERE id = work.shortName)",
@@ -71,7 +71,7 @@ class _Process:
         self.ranges: list[_Range] = []
         self.work: list[tuple[float, ...]] = []
         self.waits: list[tuple[float, float]] = []
-        self.threads: set[int] = set()  # those that launch or label
+        self.threads: set[int] = set()  # threads that launch work or label ops
         self.devices: set[int] = set()
         self.rank: int | None = None
 
@@ -111,7 +111,7 @@ def read_nsight(paths: Sequence[Path], request: Request) -> Trace:
 def _read_file(
     path: Path, database: "Connection", keys: dict[Key, int]
 ) -> tuple[list[_Process], int | None]:
-    """Return the processes that label ops, by device, and the session's start [ns]."""
+    """Return the processes that label ops, sorted by device, and the session's start [ns]."""
     names = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     tables = {name for (name,) in names if any(_select(database, name, ["1"]))}
     missing_tables = [table for table in (_RANGES, _CALLS, _KERNELS) if table not in tables]
@@ -131,7 +131,7 @@ def _read_file(
     for start, end, thread in database.execute(
         f"SELECT start, end, globalTid FROM {_CALLS} JOIN StringIds ON id = nameId WHERE {_WAITS}"
     ):
-        # other threads, such as a watchdog, may wait at any time
+        # other threads, such as a watchdog, may wait at any time and are ignored
         if thread in by_number[thread >> 24].threads:
             by_number[thread >> 24].waits.append((start / _MICROSECOND, end / _MICROSECOND))
     processes = [
@@ -184,7 +184,7 @@ def _read_ranges(database: "Connection") -> Iterator[_Range]:
 def _read_payload(
     payload: Sequence[Any], strings: Mapping[int, str], offsets: Mapping[tuple[int, str], int]
 ) -> tuple[str, int]:
-    """Return communicator and bytes of an NCCL call, from a payload in JSON or binary form."""
+    """Return (communicator, bytes) of an NCCL call, from a payload in JSON or binary form."""
     text, text_id, data = payload
     text, values = text or strings.get(text_id), {}
     if text:
@@ -229,7 +229,7 @@ def _read_work(
         launch = -np.inf if launch is None else launch / _MICROSECOND
         key, name = NONE, name or ""
         if EXCHANGE.search(name) and (match := _COLLECTIVE.search(name)):
-            # a group of calls launches its kernel after the ranges of the calls
+            # a group of NCCL calls launches its kernel after the ranges of the calls
             position = bisect.bisect(nccl[thread], (launch,))
             communicator, size = nccl[thread][position - 1].call if position else ("", NONE)
             collective = communicator, match[0] if communicator else name, size

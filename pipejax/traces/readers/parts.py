@@ -12,7 +12,7 @@ from pipejax.base.data_files import load_json
 from pipejax.schedules.cells.ops import Phase
 from pipejax.traces.record import INTEGERS, NONE, TIMES, LeftOut, Trace, collective_scope
 
-Columns = dict[str, NumpyArray]  # by the names of the arrays of a Trace, one entry per row
+Columns = dict[str, NumpyArray]  # {name of an array of `Trace`: (rows) values}
 
 
 def number_groups(*keys: NumpyArray) -> Int[NumpyArray, " rows"]:
@@ -27,7 +27,7 @@ def number_groups(*keys: NumpyArray) -> Int[NumpyArray, " rows"]:
 
 
 def rank_in_group(group: Int[NumpyArray, " rows"], *keys: NumpyArray) -> Int[NumpyArray, " rows"]:
-    """Return each row's position in its group, from 0, sorted by the keys in turn."""
+    """Return each row's position in its group, from 0, in the order of the keys."""
     rows = np.lexsort([*reversed(keys), group])
     # groups 0 0 0 1 1 of sorted rows begin at 0 and 3: ranks are 0 1 2 0 1
     group_begins = np.flatnonzero(np.diff(group[rows], prepend=-1))
@@ -38,13 +38,13 @@ def rank_in_group(group: Int[NumpyArray, " rows"], *keys: NumpyArray) -> Int[Num
 
 
 def list_rows(rows: Sequence[int]) -> str:
-    """Return the first row numbers of a list as text, to end a reason with."""
+    """Return the first row numbers of a list as the last part of the text of a reason."""
     more = ", ..." if len(rows) > MAX_LISTED else ""
     return f": {', '.join(map(str, rows[:MAX_LISTED]))}{more}" if len(rows) else ""
 
 
 def rows_left_out(path: Path, why: str, rows: Sequence[int]) -> list[LeftOut]:
-    """Return the entry for rows of a file that are not used, with their numbers; [] if none."""
+    """Return an entry of `left_out` for unused rows of a file, in a list; [] without rows."""
     return [LeftOut(f"rows of {path}", f"{why}{list_rows(rows)}", len(rows))] if rows else []
 
 
@@ -53,7 +53,7 @@ def passing_rows(
     what: str,
     numbers: Int[NumpyArray, " rows"] | None = None,
 ) -> tuple[Bool[NumpyArray, " rows"], list[LeftOut]]:
-    """Return whether each row passes all checks, and how many rows fail each check first."""
+    """Return (rows) whether a row passes all checks, and entries of `left_out` for the others."""
     # A check is a pair: a mask of wrong rows, and the reason. `what` says what a row is ("ops");
     # `numbers` are the row numbers in the file, which entries then list.
     passes = np.ones(len(checks[0][0]), bool)
@@ -128,7 +128,7 @@ def phase_name(name: str) -> str:
 def phase_positions(
     names: Iterable[str], phase_names: Mapping[str, str]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return each name's position in the phases, and the phases; `phase_names` maps user names."""
+    """Return {name: index of its phase}, and the phases; `phase_names` maps the user's names."""
     meanings = {name: phase_names.get(name) or phase_name(name) for name in names}
     phases = tuple(dict.fromkeys(meanings.values()))
     return {name: phases.index(phase) for name, phase in meanings.items()}, phases
@@ -164,7 +164,7 @@ def check_phases(columns: Columns, phases: Sequence[str]) -> None:
 def with_split_backwards(
     columns: Columns, phases: Sequence[str]
 ) -> tuple[Int[NumpyArray, " slices"], tuple[str, ...]]:
-    """Turn each B whose microbatch has a W into I; return phase codes of slices, and phases."""
+    """Replace each B whose microbatch has a W by I; return phase codes of slices, and phases."""
     # Most frameworks write B for the input gradient of a split backward.
     code = columns["phase"]
     if "W" not in phases or "B" not in phases:

@@ -53,7 +53,7 @@ def read_rank_lists(paths: Sequence[Path], request: Request) -> Trace:
     if not parts:
         return empty_trace(request.left_out)
     columns: Columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    for key in ("microbatch", "chunk"):  # all ops state it, or none
+    for key in ("microbatch", "chunk"):  # stated by all ops or by none
         if any(np.isnan(part[key]).all() for part in parts):
             del columns[key]
     if sizes.stages == 1 and "chunk" not in columns:
@@ -83,8 +83,8 @@ def _read_ranks(paths: Sequence[Path], request: Request) -> dict[int, dict[str, 
 def check_ranks(
     ranks: Collection[int], file_world: int, user_world: int, request: Request, hint: str = ""
 ) -> list[str]:
-    """Check that every rank has a readable file; return a note if no file states the world size."""
-    # A world size is the number of ranks, as files or the user state it; 0 if unknown. If the user
+    """Check that every rank has a readable file; return a note if the world size is unstated."""
+    # A world size is the number of ranks that files or the user state; 0 if unknown. If the user
     # states it, missing ranks are entries of `left_out`, else an error. `hint` ends that error;
     # {world} in it becomes the world size.
     world = user_world or file_world or max(ranks, default=-1) + 1
@@ -109,7 +109,7 @@ def check_ranks(
 
 def file_rank(path: Path) -> int | None:
     """Return the rank in the name of a file or its folder, as in rank-3.json; None without one."""
-    # several ranks on single axes, as in pp_rank_1_tp_rank_0, are no rank of the run
+    # ranks on single axes of the mesh, such as pp_rank_1_tp_rank_0, are not the rank in the run
     for name in (path.name, path.absolute().parent.name):
         numbers = _RANK.findall(name.casefold())
         whole = [number for axis, number in numbers if not axis or len(numbers) == 1]
@@ -142,7 +142,7 @@ def _salvage_steps(text: str) -> dict[str, Any]:
 
 
 def _read_sizes(paths: Sequence[Path], request: Request) -> RunSizes:
-    """Read workers, stages per worker and microbatches from JSON files; a missing size is 0."""
+    """Read the workers, stages per worker and microbatches from JSON files; 0 if missing."""
     data: dict[str, Any] = {}
     for path in paths:
         data |= _read_object(path, request) or {}
@@ -183,7 +183,7 @@ def _rank_columns(rank: int, data: Mapping[str, Any], request: Request) -> Itera
 
 
 def _read_series(entry: Mapping[str, Any], name: str) -> Columns | None:
-    """Return columns start, end [s], microbatch and chunk of a step's ops; None if damaged."""
+    """Return (start [s], end [s], microbatch, chunk) of a step's ops; None if damaged."""
     lists = {key: entry.get(f"{name}_{suffix}") or [] for key, suffix in _KEYS.items()}
     if not all(isinstance(values, list) for values in lists.values()):
         return None

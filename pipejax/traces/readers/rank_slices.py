@@ -41,7 +41,7 @@ PerSlice = Float[NumpyArray, " slices"]  # times [us]
 class Rows(NamedTuple):
     """Slices of one rank in ascending order of start; times are in microseconds."""
 
-    rank: int  # in the run; of our own exports, the worker
+    rank: int  # rank in the run; the worker if the file is an export of ours
     label: Int[NumpyArray, " slices"]  # number of the label
     start: PerSlice
     end: PerSlice
@@ -51,9 +51,9 @@ class Rows(NamedTuple):
     world: int = 0  # number of ranks of the run, if the file states it
     is_cut: bool = False  # whether its file ends early
     is_ours: bool = False  # an export of ours: a worker of one pipeline in one step
-    syncs: Float[NumpyArray, "2 syncs"] = _NO_TIMES  # start and end of calls that wait for a device
+    syncs: Float[NumpyArray, "2 syncs"] = _NO_TIMES  # start, end of calls that wait for a device
     has_all_work: bool = False  # whether the file has all work of the device, and such calls
-    # if a label states it: position on all axes but the pipeline's, worker, workers
+    # if a label states them: position on all axes except the pipeline's, worker, workers
     place: tuple[tuple[int, ...], int, int] | None = None
     step: Steps | None = None  # of each slice, once it is known
 
@@ -75,11 +75,11 @@ class RankFile(NamedTuple):
 
     path: Path
     ranks: list[Rows]
-    zero: int | None  # of its clock [ns]; None if the file does not state it
+    zero: int | None  # zero of the file's clock [ns]; None if the file does not state it
 
 
 def drop_outer_ranges(rows: Rows, cells: Cells, request: Request) -> Rows:
-    """Drop ranges that enclose other ranges of their phase, such as nested function calls."""
+    """Drop ranges that contain other ranges of their phase, such as nested function calls."""
     phases = [cell[0].phase if cell else "" for cell in cells]
     numbers = {name: k for k, name in enumerate(dict.fromkeys(phases))} | {"": NONE}
     phase = np.array([numbers[name] for name in phases], np.int64)[rows.label]
@@ -97,8 +97,8 @@ def _with_steps(
     ranks: Sequence[Rows], cells: Cells, request: Request, notes: list[str], *, has_clock: bool
 ) -> list[Rows]:
     """Return the slices of all ranks with their steps; list those outside all steps."""
-    # Marks of steps decide, if there are any. Else a step begins at each first op of a rank. If the
-    # ranks have a common clock, marks at the same time are of one step, and a note says so.
+    # If steps are marked, the marks are used. Else a step begins at each first op of a rank. If
+    # ranks have a common clock, marks at the same time belong to one step, and a note says so.
     if any(rank.marks for rank in ranks):
         if has_clock:
             ranks = _with_common_numbers(ranks, notes)
@@ -117,7 +117,7 @@ def _with_steps(
 
 
 def _match_steps(ranks: Sequence[Rows], begins: Sequence[NumpyArray]) -> list[NumpyArray]:
-    """Number the steps of all ranks by their begins; OUTSIDE if a rank's numbers are in doubt."""
+    """Number the steps of all ranks by their starts; OUTSIDE if a rank's numbers are uncertain."""
     # The k-th steps of all ranks with the usual number of steps are one step. The steps of other
     # ranks, whose trace begins late or ends early, or repeats or lacks an op, are matched in time.
     frequency = Counter(len(begin) for begin in begins if len(begin))
@@ -137,7 +137,7 @@ def _match_steps(ranks: Sequence[Rows], begins: Sequence[NumpyArray]) -> list[Nu
 
 
 def _with_common_numbers(ranks: Sequence[Rows], notes: list[str]) -> list[Rows]:
-    """Renumber the marks of ranks whose steps never run when other ranks run the same number."""
+    """Renumber the marks of ranks that use other numbers than the first rank at the same time."""
     first = next(rank for rank in ranks if rank.marks)
     renumbered = []
     for rank in ranks:
@@ -161,7 +161,7 @@ def _with_common_numbers(ranks: Sequence[Rows], notes: list[str]) -> list[Rows]:
 
 
 def _with_marks(rank: Rows, steps: Int[NumpyArray, " marks"]) -> Rows:
-    """Return slices with the step of the mark around their start; `steps` of unnumbered marks."""
+    """Return slices with the step of the mark around their start; `steps` if it has no number."""
     marks = [
         (step if number == NONE else number, begin, end)
         for step, (number, begin, end) in zip(steps.tolist(), rank.marks, strict=True)
@@ -173,7 +173,7 @@ def _with_marks(rank: Rows, steps: Int[NumpyArray, " marks"]) -> Rows:
 
 
 def _steps_by_first_op(rows: Rows, cells: Cells) -> tuple[Steps, Float[NumpyArray, " steps"]]:
-    """Count each run of a rank's first op as a step; return each slice's step and step starts."""
+    """Start a step at each run of a rank's first op; return each slice's step, and step starts."""
     # A step that began before the trace has the start NaN. A slice that is no op belongs to the
     # step of the op before it; a receive or an unshard, to that of the op after it.
     first_ops = [cell[0] if cell else LabelOp("", 0, 0) for cell in cells]
@@ -204,7 +204,7 @@ def _steps_by_first_op(rows: Rows, cells: Cells) -> tuple[Steps, Float[NumpyArra
 def _align_steps(
     begin: Float[NumpyArray, " steps"], usual_begin: Float[NumpyArray, " others"], *, is_cut: bool
 ) -> Int[NumpyArray, " steps"] | None:
-    """Number a rank's steps like the nearest steps in time of a usual rank; None if in doubt."""
+    """Number a rank's steps like the nearest steps in time of a usual rank; None if uncertain."""
     # Starts are NaN for a step that began before the trace. A usual rank begins its steps at 0 10
     # 20: a rank that begins them at 11 21 has steps 1 and 2. As clocks may be wrong, either the
     # first steps of both must agree or, unless the rank's file is cut, the last ones.
@@ -226,7 +226,7 @@ def _align_steps(
 _MICROSECOND = 1e-6  # [s]
 _NANOSECONDS = 1000  # in a microsecond
 _BEFORE = ("UNSHARD", "RECV_F", "RECV_B")  # phases that stand before their op
-_RECEIVE_PHASES = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # that an op waits for
+_RECEIVE_PHASES = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # {op: receive it waits for}
 
 
 _WORLD = "--world {world}"
@@ -235,7 +235,7 @@ _REPLICAS_HINT = f"; if these run several replicas, {_WORLD} leaves out those of
 
 def _are_pipeline(ranks: Mapping[int, Rows], cells: Cells, stride: int, world: int) -> bool:
     """Return whether the recorded ranks 0, stride, 2 stride, .. are the workers of one pipeline."""
-    # They are all such ranks of the world (its size is 0 if unknown), the labels name forwards of
+    # They must be all such ranks of the world (size 0 if unknown), the labels name forwards of
     # all stages, and no two ranks run the same forward.
     stages = {op.stage for cell in cells for op in cell if op.phase == "F"}
     is_whole = [*range(0, world or stride * len(ranks), stride)] == sorted(ranks)
@@ -313,7 +313,7 @@ def join_ranks(
 
 
 def _marks_and_spans(trace: Trace, ranks: Sequence[Rows]) -> Iterator[tuple[int, float, float]]:
-    """Yield the number, marked time and time of the ops of each marked step of each rank."""
+    """Yield (number, time of the mark, time of the ops) of each marked step of each rank."""
     ops = trace.only(trace.has_phase(OPS))  # sorted by step
     steps, first = np.unique(ops.step, return_index=True)
     seconds = np.maximum.reduceat(ops.end, first) - np.minimum.reduceat(ops.start, first)
@@ -368,7 +368,7 @@ def _merge_files(
     files: Sequence[RankFile], keys: Sequence[Key], request: Request
 ) -> tuple[dict[int, Rows], list[str], bool]:
     """Join the slices of each rank on a common clock."""
-    # Return them by rank, notes on clocks, and whether the files show that their clocks are common.
+    # Return {rank: slices}, notes on clocks, and whether files show that their clock is common.
     zeros = [file.zero for file in files if file.ranks and file.zero is not None]
     shifted_files = []
     for path, file_rows, zero in files:
@@ -459,7 +459,7 @@ def _number_weights(columns: Columns, phases: Sequence[str], worker: int, worker
     table = REGISTRY["dualpipe-v"].function(num_workers=workers, num_microbatches=size)
     cells = itertools.chain.from_iterable([*table.rows()][worker])
     ops = [(op.phase.name, op.microbatch, op.stage // workers) for op in cells]
-    # labels say B for I, and W without numbers
+    # labels name I as B, and W without numbers
     expected = [
         ("W", NONE, NONE) if name == "W" else (name.replace("I", "B"), microbatch, chunk)
         for name, microbatch, chunk in ops
@@ -477,7 +477,7 @@ def _number_weights(columns: Columns, phases: Sequence[str], worker: int, worker
 def _budget_steps(
     trace: Trace, ranks: Sequence[Rows], places: Places, origin: float
 ) -> Iterator[StepBudget]:
-    """Yield the times by cause, `StepBudget`, of each rank and step."""
+    """Yield the `StepBudget` (times by cause) of each rank and step."""
     # A step lasts as its mark does, or from its first op to its last. `places` are the replica and
     # worker of each rank; `origin` is the time 0 of the trace on the clock of the files [us].
     is_op = trace.has_phase(OPS)
@@ -507,7 +507,7 @@ def _budget_steps(
 
 
 def _time_by_kernels(ranks: Sequence[Rows], cells: Cells, request: Request) -> Sequence[Rows]:
-    """Return the slices of ranks with kernels, timed by kernels; without kernels, as recorded."""
+    """Return the slices of all ranks; those of ranks with kernels have times of their kernels."""
     kernel_rows = [_kernel_times(rows, cells, request) for rows in ranks]
     for rows, timed in zip(ranks, kernel_rows, strict=True):
         if timed is not None:
@@ -532,7 +532,7 @@ def _kernel_times(rows: Rows, cells: Cells, request: Request) -> Rows | None:
     """Return a rank's slices with the times of their kernels; None if ops lack kernels."""
     # An op takes the time of its kernels on the busiest stream. If no op of a phase and stage has
     # kernels, as I of the first stage, these ops take no time. Ops that lack kernels after the last
-    # launch are cut off. It is None if further ops lack kernels that others of their kind have.
+    # launch are dropped. The result is None if more ops lack kernels that ops of their kind have.
     has_op = np.array([any(op.phase in OPS for op in cell) for cell in cells], bool)
     ops = np.flatnonzero(has_op[rows.label])
     begin, finish, last_launch = _op_kernels(rows, ops)
@@ -542,7 +542,7 @@ def _kernel_times(rows: Rows, cells: Cells, request: Request) -> Rows | None:
     first_ops = [cells[label][0] for label in rows.label[ops].tolist()]
     kinds = [(op.phase, op.stage) for op in first_ops]
     if {*itertools.compress(kinds, lacks_kernel)} & {*itertools.compress(kinds, ~lacks_kernel)}:
-        # the end of a capture has ranges without their kernels: drop all from the first such op on
+        # ranges at the end of a recording lack kernels: drop all slices from the first such op on
         begins = rows.start[ops[lacks_kernel]]
         late = begins[begins > last_launch]
         if not len(late):
@@ -570,7 +570,7 @@ def _kernel_times(rows: Rows, cells: Cells, request: Request) -> Rows | None:
 
 
 def _op_kernels(rows: Rows, ops: Int[NumpyArray, " ops"]) -> tuple[PerSlice, PerSlice, float]:
-    """Return when each op's kernels on the busiest stream start and end, and the last launch."""
+    """Return start and end of each op's kernels on the busiest stream, and their last launch."""
     launch, start, end, stream, is_exchange, _ = rows.work
     begin, finish = np.full(len(rows.start), np.inf), np.full(len(rows.start), -np.inf)
     launcher, is_launched = _find_launchers(rows, ops, launch)
@@ -588,7 +588,7 @@ def _find_launchers(
     rows: Rows, slices: Int[NumpyArray, " candidates"], launch: Float[NumpyArray, " kernels"]
 ) -> tuple[Int[NumpyArray, " kernels"], Bool[NumpyArray, " kernels"]]:
     """Return the slice in which each kernel was launched, and whether there is such a slice."""
-    # The thread of the launch does not matter: the thread of the slice waits meanwhile.
+    # The thread of the launch is not compared, as the thread of the slice waits during the launch.
     if not len(slices):
         return np.zeros(len(launch), np.int64), np.zeros(len(launch), bool)
     position = np.searchsorted(rows.start[slices], launch, "right") - 1
@@ -618,8 +618,8 @@ def _op_columns(rows: Rows, cells: Cells, phases: Sequence[str]) -> Columns:
 
 def _subtract_waits(rows: Rows, step: Steps, cells: Cells) -> tuple[PerSlice, PerSlice]:
     """Return the starts and ends of slices without their waits for messages [us]."""
-    # A RECV ends at the arrival of its message, and the op that waits for it starts then. Slices of
-    # a label without a stage receive by themselves.
+    # A RECV ends when its message arrives; then the op that waits for it starts. A slice whose
+    # label has no stage waits for the receives that begin during it.
     labels = {op: label for label, cell in enumerate(cells) for op in cell}
     receive_labels = np.full((len(cells), 2), NONE)  # labels of the RECVs that an op waits for
     for label, cell in enumerate(cells):
@@ -630,7 +630,7 @@ def _subtract_waits(rows: Rows, step: Steps, cells: Cells) -> tuple[PerSlice, Pe
     is_receive = np.array([op.phase.startswith("RECV_") for op in first_ops], bool)
     can_receive = is_receive | np.array([op.stage < 0 for op in first_ops], bool)
     start, end, wait_end = rows.start, rows.end.copy(), np.full(len(rows.start), -np.inf)
-    # the slice during which each receive began; it ends at the arrival, or its wait does
+    # the slice during which each receive began; at the arrival, the slice or its wait ends
     receivers = np.flatnonzero(can_receive[rows.label])
     receivers = receivers[np.argsort(start[receivers], kind="stable")]
     begin, arrival = rows.receives
@@ -642,7 +642,7 @@ def _subtract_waits(rows: Rows, step: Steps, cells: Cells) -> tuple[PerSlice, Pe
     is_recv_cell = is_receive[rows.label[receiver]]
     np.maximum.at(end, receiver[is_recv_cell], arrival[is_recv_cell])
     np.maximum.at(wait_end, receiver[~is_recv_cell], arrival[~is_recv_cell])
-    # last arrival by step and label of a RECV cell; ops look up the labels that they wait for
+    # last arrival of each step and label of a RECV; ops find those of labels that they wait for
     receives = np.flatnonzero(is_receive[rows.label])
     step_key = (step - OUTSIDE) * len(cells)
     keys, group = np.unique((step_key + rows.label)[receives], return_inverse=True)

@@ -17,7 +17,7 @@ from pipejax.traces.record import OPS, LeftOut, Trace
 
 # a file belongs to the first reader that can read it
 READERS = (nsight.READER, rank_lists.READER, chrome.READER, in_columns.READER)
-_MAX_EARLY = 0.1  # of a step, by which a replica may begin it before others end the one before
+_MAX_EARLY = 0.1  # share of a step by which a replica may begin it before others end the last one
 Files = str | Path | Sequence[str | Path]
 _MAX_LISTED = 3  # files or reasons that a message lists
 
@@ -122,7 +122,7 @@ def read(
 def _check_stated_sizes(trace: Trace, stated: Mapping[str, int]) -> None:
     """Refuse sizes stated by the user that differ from those of the files."""
     is_op = trace.has_phase(OPS)
-    # where the readers had to infer a size, they used the stated one
+    # if readers had to infer a size, they used the stated size
     replicas, pairs = len(trace.replicas), np.stack([trace.replica, trace.microbatch])[:, is_op]
     per_replica = Counter(np.unique(pairs, axis=1)[0].tolist())
     sizes = {
@@ -140,7 +140,7 @@ def _check_stated_sizes(trace: Trace, stated: Mapping[str, int]) -> None:
 
 def _has_overlapping_steps(trace: Trace) -> bool:
     """Return whether replicas begin a step long before others have ended the previous step."""
-    # Replicas exchange gradients between steps, so an overlap means that clocks or jobs differ.
+    # Replicas exchange gradients between steps, so steps overlap only if clocks or jobs differ.
     if trace.has_step_clocks or len(trace.replicas) < 2 or len(trace.steps) < 2:
         return False
     is_op = trace.has_phase(OPS)
@@ -158,7 +158,7 @@ def _has_overlapping_steps(trace: Trace) -> bool:
 
 
 def _list_files(files: Sequence[str | Path]) -> tuple[list[Path], dict[Path, int]]:
-    """List all files once, including those in folders; also count how often a file comes again."""
+    """Return all files once, with those in folders, and the number of repetitions of files."""
     paths: list[Path] = []
     for path in map(Path, files):
         if path.is_dir():

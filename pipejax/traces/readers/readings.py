@@ -1,7 +1,8 @@
 """Inference of steps, workers, stages and microbatches that files do not state.
 
-A reading is possible if no two ops of a worker overlap, steps follow each other, and every op
-starts after its inputs end. If recorded clocks allow none, they are corrected first.
+A reading is a numbering of all ops. It is possible if no two ops of a worker overlap, steps follow
+each other, and every op starts after its inputs end. If no reading is possible, clocks are
+corrected.
 """
 
 from collections import Counter
@@ -19,7 +20,7 @@ from pipejax.traces.readers.parts import Columns, number_groups, rank_in_group
 from pipejax.traces.record import NONE, OP_INPUTS, Dependencies, Trace, transfers
 
 KINDS = {"F": 0, "B": 1, "W": 2, "I": 3}
-_MERGED_KINDS = np.array([0, 1, 2, 1])  # by kind: B and I count as one
+_MERGED_KINDS = np.array([0, 1, 2, 1])  # for each kind: B and I have the same number
 _INFERABLE = ("step", "worker", "stage", "microbatch")
 _OPTIONS = {"steps": "steps", "stages": "stages-per-worker", "microbatches": "microbatches"}
 # how much earlier than its inputs an op may start: [s], and relative to the median op
@@ -37,12 +38,12 @@ class RunSizes(NamedTuple):
     stages: int = 0  # of a worker
     microbatches: int = 0  # of a pipeline in a step
     steps: int = 0  # in all files
-    world: int = 0  # ranks of the run, of those that there are files of
+    world: int = 0  # ranks of the run
     replicas: int = 0  # copies of the pipeline
 
 
 class _Reading(NamedTuple):
-    """A possible numbering of all ops: sizes, and complete columns; a size of None is unused."""
+    """Numbering of all ops: sizes, and complete columns; a size of None is unused."""
 
     steps: int | None
     stages: int | None
@@ -57,7 +58,7 @@ class _Reading(NamedTuple):
 
 
 def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bool) -> list[str]:
-    """Add the missing columns of step, worker, stage and microbatch; return notes on them."""
+    """Add the missing columns step, worker, stage and microbatch; return notes on them."""
     # `kind` is each row's code in `KINDS`, below 0 for a slice that is no op. With `by_step`, the
     # clock of a worker restarts in each step. Exactly one reading (numbers of all ops) may exist.
     missing = [name for name in _INFERABLE if name not in columns]
@@ -126,7 +127,7 @@ def _assign_other_steps(columns: Columns, kind: NumpyArray) -> None:
 
 
 def _number_turns(ops: Columns) -> tuple[Numbers, int]:
-    """Number each op among ops of equal columns and kind; also return the usual count."""
+    """Number the ops of equal columns and kind by start; return numbers and the usual count."""
     # Forwards of a worker at 0, 4 and 7 s that no column distinguishes have turns 0, 1 and 2. B and
     # I are numbered together; the k-th W belongs to the k-th I.
     is_split, is_weight = ops["kind"] == KINDS["I"], ops["kind"] == KINDS["W"]
@@ -156,7 +157,7 @@ def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Ite
     turn, total = _number_turns(ops)
     lane = number_groups(ops["replica"], ops["worker" if "worker" in ops else "stage"])
     rows = np.lexsort([ops["start"], lane])
-    step_counts: list[int | None] = [None]  # the file numbers its steps
+    step_counts: list[int | None] = [None]  # None: the file numbers its steps
     if "step" in missing:  # a worker begins a step after the end of the previous one
         is_same_lane = np.diff(lane[rows]) == 0
         step_counts = [
@@ -179,11 +180,11 @@ def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Ite
         if steps is not None:
             turns_per_step = total // steps
             columns["step"], step_turn = np.divmod(turn, turns_per_step)
-        # more ops than a step can have: they keep no microbatch, and are counted as left over
+        # more ops than a step can have: the others get no microbatch, and are counted as left out
         is_surplus = step_turn >= turns_per_step
         step_turn = np.minimum(step_turn, turns_per_step - 1)
         for reading in _step_readings(columns, step_turn, turns_per_step, missing, sizes):
-            # a stated number of microbatches excludes other readings of them
+            # a stated number of microbatches excludes readings with other numbers
             if sizes.microbatches in (0, reading.microbatches) or "microbatch" not in missing:
                 microbatch = np.where(is_surplus, NONE, reading.columns["microbatch"])
                 new_columns = reading.columns | {"microbatch": microbatch}
@@ -196,7 +197,7 @@ def _step_readings(
     """Yield possible numberings (readings) of worker, stage and microbatch."""
     # `turn` is the number of each op among the `turns` ops of a step with equal columns and kind.
     is_backward = columns["kind"] > 0
-    # without microbatches in the file, only turns distinguish equal ops: they become microbatches
+    # if the file has no microbatches, only turns distinguish equal ops: turns become microbatches
     turn_column = {"microbatch": turn} if "microbatch" in missing else {}
     microbatches = turns if turn_column else None
     workers = sizes.workers or int(columns.get("worker", np.zeros(1)).max()) + 1
@@ -245,11 +246,11 @@ def _has_ambiguous_weights(columns: Columns) -> bool:
 def _placement_readings(
     columns: Columns, chunk: Numbers, stages: int, microbatches: int | None, workers: int
 ) -> Iterator[_Reading]:
-    """Yield a numbering of stages (a reading) for each placement: looped, in a V, in two pipes."""
+    """Yield a numbering of stages (a reading) for each placement: looped, V, or two pipes."""
     # `chunk` is the number of an op's stage among the `stages` of its worker; `microbatches` is
     # None if the file states them. Two pipes are possible only then, and if a worker has one stage.
     microbatch, worker = columns["microbatch"], columns["worker"]
-    # which ops run on the way up, from the last worker to the first
+    # which ops run in the pipe from the last worker to the first
     placements = {"": np.zeros(chunk.shape, bool), "in a V": chunk % 2 == 1}
     if stages == 1 and microbatches is None:
         placements["in two pipes"] = microbatch % 2 == 1
@@ -329,7 +330,7 @@ def _divisors(number: int, stated: int) -> list[int]:
 
 
 def _find_pipes(columns: Columns) -> Numbers:
-    """Return each op's pipe: 1 if two workers share its stage and this one's number is another."""
+    """Return each op's pipe: 1 if two workers run its stage and its worker has another number."""
     stage, worker = columns["stage"], columns["worker"]
     pairs = np.unique(np.stack([stage, worker]), axis=1)
     shared_stages = pairs[0][np.flatnonzero(np.diff(pairs[0]) == 0)]
@@ -338,8 +339,8 @@ def _find_pipes(columns: Columns) -> Numbers:
 
 def _consistent_readings(readings: Sequence[_Reading], *, by_step: bool) -> list[_Reading]:
     """Return the readings (numberings of all ops) in which no op starts before its inputs end."""
-    # Tolerances are the clock error, then the rounding of times: the first that leaves a reading
-    # counts. Clocks are taken as recorded, and, if no reading is left, as corrected.
+    # Tolerances are the clock error, then the rounding of times; the first that leaves a reading
+    # is used. Times are as recorded or, if no reading is left, by corrected clocks.
     traces = [
         Trace.from_columns(
             reading.columns | {"phase": reading.columns["kind"]}, (*KINDS,), has_step_clocks=by_step
@@ -357,7 +358,7 @@ def _consistent_readings(readings: Sequence[_Reading], *, by_step: bool) -> list
 
 
 def _violation(trace: Trace) -> float:
-    """Return the largest time by which an op starts too early [s]; inf if ops miss or repeat."""
+    """Return the largest time by which an op starts early [s]; inf if an op misses or repeats."""
     # An op is too early if it starts before the end of an input or of its worker's previous op.
     pipeline, kind = number_groups(trace.replica, trace.step), _MERGED_KINDS[trace.phase]
     op_count = np.bincount(pipeline)

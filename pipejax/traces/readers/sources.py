@@ -18,10 +18,10 @@ from pipejax.traces.record import LeftOut, Trace
 
 OnBytes = Callable[[int], object]  # takes the number of bytes read since the last call
 
-_MAGIC_LENGTH = 16  # characters by which binary formats are recognized
+_MAGIC_LENGTH = 16  # first characters of a file that identify binary formats
 HEAD_BYTES = 2**18  # enough to recognize the format
 _READ_BYTES = 2**16  # bytes read at once
-_UNPACKED_BYTES = 2**10  # bytes unpacked at once: before a fault, at most these are lost
+_UNPACKED_BYTES = 2**10  # bytes unpacked at once: a fault loses at most these before it
 _TIMER = re.compile(
     r"elapsed time per iteration \(ms\):|time across ranks \(ms\):|^\s+forward-compute \.{2,}: \(",
     re.MULTILINE,
@@ -32,7 +32,7 @@ _DELIMITERS = ",;\t"
 
 
 class CutError(ValueError):
-    """A file ends early, or cannot be decompressed to its end."""
+    """Error for a file that ends early, or cannot be decompressed to its end."""
 
 
 def read_bytes(path: Path, on_bytes: OnBytes) -> Iterator[bytes]:
@@ -65,7 +65,7 @@ def read_texts(path: Path, on_bytes: OnBytes) -> Iterator[str]:
 
 def read_lines(path: Path, on_bytes: OnBytes) -> Iterator[str]:
     """Yield the lines of a file with line ends; of a damaged file, only its complete lines."""
-    last_line = ""  # perhaps incomplete
+    last_line = ""  # it may be incomplete
     for text in read_texts(path, on_bytes):
         *complete_lines, last_line = (last_line + text).splitlines(keepends=True) or [""]
         yield from complete_lines
@@ -75,8 +75,8 @@ def read_lines(path: Path, on_bytes: OnBytes) -> Iterator[str]:
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIT = "unit"  # in the user's names of columns
-_OP_SECONDS = (3e-4, 20.0)  # plausible median of ops
-_EPOCH, _LATEST = (1.4e9, 2.5e9), 4e9  # [s] of recorded runs since 1970; of any clock
+_OP_SECONDS = (3e-4, 20.0)  # range of plausible medians of op times
+_EPOCH, _LATEST = (1.4e9, 2.5e9), 4e9  # [s]: range of starts since 1970; largest plausible start
 
 
 def name_order(path: Path | str) -> list[tuple[str, int]]:
@@ -90,7 +90,7 @@ class Request(NamedTuple):
     column_names: Mapping[str, str]
     sizes: RunSizes
     on_bytes: OnBytes
-    left_out: list[LeftOut]  # receives the content of files that a reader does not use
+    left_out: list[LeftOut]  # readers add the content of files that they do not use
 
     @property
     def unit(self) -> str | None:
@@ -122,13 +122,13 @@ def infer_unit(seconds: NumpyArray, start: NumpyArray, expected: str = "") -> st
 
 
 class Reader(NamedTuple):
-    """Reader of one file format, with the format's row in the documentation."""
+    """Reader of a file format, and the format's row in the documentation."""
 
     form: str
     writers: str  # programs that write it
     content: str
-    can_read: Callable[[str], bool]  # by the head of a file
-    read: Callable[[Sequence[Path], Request], Trace]  # of all files of the form, or of none
+    can_read: Callable[[str], bool]  # takes the head of a file
+    read: Callable[[Sequence[Path], Request], Trace]  # takes all files if `can_read` accepts each
 
 
 def read_head(path: Path) -> str:
@@ -170,7 +170,7 @@ def is_log(head: str) -> bool:
 
 def is_json(head: str) -> bool:
     """Return whether a file is a JSON object, or a list of objects, lists or texts."""
-    # lines of logs begin as [rank0]: or [2026-11-30 10:00:01]
+    # lines of logs begin with text such as [rank0]: or [2026-11-30 10:00:01]
     return bool(_JSON.match(head))
 
 
