@@ -13,6 +13,7 @@ from launch_reader import read_launch
 
 import pipejax as pj
 from pipejax.cli.output.remedies import _best_rows as best_rows
+from pipejax.schedules.table.table_files import to_csv
 
 H100 = pj.load_system("h100")
 LLAMA = pj.load_model("llama3-8b")
@@ -113,6 +114,26 @@ def test_flags_of_torchtitan_that_compile_promise_compiled_kernels(name, options
         stack = COMPILED if "compile.enable" in launch.options else EAGER
         again = read_launch(launch, scenario(stack, workload)).evaluate()
         assert again.step_time == pytest.approx(remedy.step_time, rel=1e-9), remedy.what
+
+
+@pytest.mark.parametrize("name", ["zb-v", "zb-h1", "dualpipe-v", "ops.csv", "1f1b"])
+def test_every_recomputation_of_the_launcher_is_tried_beside_a_table_file(name, tmp_path):
+    """torchtitan reads all of these but 1f1b from a file, and recomputes as the options say."""
+    stages = {"sequence_parallel": True, "tensor_parallel": 4, "data_parallel": 4, "zero": 1}
+    workload = pj.Workload(LLAMA, minibatch=8, recompute="full", recompute_again=True, **stages)
+    schedule, size = name, (4, 8)
+    if name == "ops.csv":
+        schedule, size = pj.costing.TableFile(str(tmp_path / name)), ()
+        table = pj.schedules.build("zb-h1", num_workers=4, num_microbatches=8)
+        (tmp_path / name).write_text(to_csv(table))
+    run = pj.Scenario(schedule, *size, costs=pj.costing.ModelCosts(workload, H100))
+    result = pj.explain(run, launcher="torchtitan", schedules=["1f1b"])
+    for level in ("half_products", "none"):
+        other = run.with_workload(dataclasses.replace(workload, recompute=level))
+        titles = {remedy.what: remedy for remedy in result.remedies}
+        remedy = titles[f"recomputation {level}"]
+        assert remedy.launchers == ("torchtitan",)
+        assert remedy.step_time == pytest.approx(other.evaluate().step_time, rel=1e-9)
 
 
 # one planted fault in the terms of a launcher

@@ -215,3 +215,56 @@ def test_the_only_stage_of_a_worker_may_be_slow_instead_of_its_machine():
     analysis = pj.traces.analyse(trace, schedules=["zb-h1"])
     assert analysis.finding.kind == "worker"
     assert analysis.advice.memory.begin.scenario.edits == ()
+
+
+# (name, options, worker of each stage, slow boundaries of workers 2 and 3, by direction)
+LOOP, V_SHAPE = [0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 2, 3, 3, 2, 1, 0]
+SLOW_MESSAGE = 3.0  # [s]; others take 0.1 s
+
+
+def message_times(workers, ways=(0, 1)):
+    """Return times of messages (directions, pipes, boundaries) if workers 2 and 3 are far apart."""
+    pairs = zip(workers, workers[1:], strict=False)
+    is_slow = np.array([{first, second} == {2, 3} for first, second in pairs])
+    times = np.full((2, 1, len(workers) - 1), 0.1)
+    for way in ways:
+        times[way, 0, is_slow] = SLOW_MESSAGE
+    return times
+
+
+@pytest.mark.parametrize("slow_replica", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "options", "workers", "ways"),
+    [
+        ("1f1b", {}, [0, 1, 2, 3], (0, 1)),
+        ("1f1b", {}, [0, 1, 2, 3], (1,)),
+        ("interleaved-1f1b", {"stages_per_worker": 2}, LOOP, (0, 1)),
+        ("dualpipe-v", {}, V_SHAPE, (0, 1)),
+    ],
+)
+def test_remedies_leave_a_slow_link_of_one_replica_slow(name, options, workers, ways, slow_replica):
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
+
+    def costs(workers, part, ways):
+        half = {"input_grad": part, "weight_grad": part}
+        return pj.Costs(part, 2 * part, transmit=message_times(workers, ways), **half)
+
+    slow = pj.evaluate(table, costs(workers, 1.0, ways))
+    fast = pj.evaluate(table, costs(workers, 1.0, ()))
+    runs = [slow, fast] if slow_replica == 0 else [fast, slow]
+    trace = pj.traces.record_runs(runs * STEPS, replicas=2)
+    names = ["gpipe", "zb-h1", "1f1b", "interleaved-zb"]
+    advice = pj.traces.analyse(trace, schedules=names).advice
+    assert advice.step_time == pytest.approx(slow.step_time, rel=1e-6)
+    remedies = [remedy for remedy in advice.remedies if remedy.kind == "schedule"]
+    for remedy in remedies:
+        other = remedy.scenario.table()
+        part = table.num_stages / other.num_stages
+        places = other.placement[0].tolist()
+        again = pj.evaluate(other, costs(places, part, ways if other.num_stages == 4 else (0, 1)))
+        assert remedy.step_time == pytest.approx(again.step_time, rel=1e-6), remedy.what
+    for run, pipeline in zip(runs, pj.traces.find_pipelines(trace).pipelines, strict=False):
+        replayed = pj.traces.replay(pj.traces.find_pipelines(trace))
+        again = pj.traces.measured_costs(replayed, pipeline=pipeline)
+        step_time = pj.evaluate(table, again, link=replayed.links).step_time
+        assert step_time == pytest.approx(run.step_time, rel=1e-6)

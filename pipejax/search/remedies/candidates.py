@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation, activation_memory
-from pipejax.analysis.scenario import Scenario
+from pipejax.analysis.scenario import TABLE_FIELDS, Scenario
 from pipejax.analysis.step.faults import Fault, find_faults
 from pipejax.analysis.step.step_report import Part, step_parts
 from pipejax.base.array_types import Float, NumpyArray
@@ -258,11 +258,15 @@ def step_launchers(old: Candidate, new: Candidate, *, may_lack: bool = False) ->
     if old.layers and not new.layers:
         return ()  # no options divide a layer
     old_launches = {launch.launcher: launch for launch in old.launches}
+    # the run already has the table file of its schedule
+    is_same_schedule = all(
+        getattr(old.scenario, name) == getattr(new.scenario, name) for name in TABLE_FIELDS
+    )
     return tuple(
         launch.launcher
         for launch in new.launches
         if (may_lack or not launch.lacks)
-        and _has_stages(launch, new)
+        and (_has_stages(launch, new) or is_same_schedule)
         # equal options start the same run, because times, places and orders are no options
         and launch != old_launches[launch.launcher]
     )

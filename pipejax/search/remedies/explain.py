@@ -612,7 +612,7 @@ class _Shelves:
         # the best schedule may rule out compiled kernels, so another order starts with settings
         settings = self.candidates("settings", memory.begin) if has_options else ()
         if any(candidate.what == changes.COMPILED for candidate in settings):
-            orders.append(("settings", *(kind for kind in COMBINED if kind != "settings")))
+            orders.append(("settings", *COMBINED))
         turns = [(order, False) for order in orders]
         schedules = (c for c in self.candidates("schedule", memory.begin) if memory.fits(c))
         if has_options and any(c.step_time < max_time and self._is_cured(c) for c in schedules):

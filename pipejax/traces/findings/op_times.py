@@ -12,6 +12,7 @@ from pipejax.base.display import ResultList, short_repr
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.traces.record import MESSAGES, NONE, OPS
 from pipejax.traces.replaying.messages import (
+    LinkTimes,
     MessageEvidence,
     best_evidence,
     by_link,
@@ -141,7 +142,8 @@ def measured_costs(
     """Return mean recorded times of ops by stage, and of messages by link, as costs.
 
     If only some stages split their backwards, B is I + W on a stage without B, and I and W are half
-    of B on a stage without I and W.
+    of B on a stage without I and W. If links are slow in some replicas, messages take the times of
+    the replica with the longest messages, because all replicas wait for it.
 
     Args:
       replayed: a replayed trace.
@@ -168,8 +170,18 @@ def measured_costs(
     for worker, factor in (stragglers or {}).items():
         ops.seconds[pipelines.trace.worker[ops.slices] == worker] /= factor
     fields = cost_fields(ops, (stages, microbatches) if pipeline else (stages,))
-    transmit = replayed.link_times.reshape(2, 1, stages - 1)
+    transmit = _message_times(replayed, pipeline).reshape(2, 1, stages - 1)
     return Costs(**fields, transmit=transmit if stages > 1 else 0.0)
+
+
+def _message_times(replayed: Replay, pipeline: Pipeline | None) -> LinkTimes:
+    """Return the message time of each link in a pipeline, or in the one of the longest messages."""
+    runs, times = replayed.pipelines.pipelines, replayed.link_times
+    scales = np.broadcast_to(replayed.pipelines.link_scales, (len(runs), len(times)))
+    row = (scales @ times).argmax()
+    if pipeline is not None:
+        row = [run[:2] for run in runs].index(pipeline[:2])  # step and replica
+    return times * scales[row]
 
 
 def cost_fields(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArray]:
