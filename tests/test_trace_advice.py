@@ -219,7 +219,7 @@ def test_the_only_stage_of_a_worker_may_be_slow_instead_of_its_machine():
 
 # (name, options, worker of each stage, slow boundaries of workers 2 and 3, by direction)
 LOOP, V_SHAPE = [0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 2, 3, 3, 2, 1, 0]
-SLOW_MESSAGE = 3.0  # [s]; others take 0.1 s
+SLOW_MESSAGE = 1.0  # [s]; others take 0.1 s
 
 
 def message_times(workers, ways=(0, 1)):

@@ -194,6 +194,7 @@ def scale_links(pipelines: Pipelines) -> Pipelines:
     if len(replicas) < 2 or len(pipelines.tables) > 1 or np.ndim(pipelines.link_scales):
         return pipelines
     (evidence,), scales = simple_evidence(pipelines), np.ones((len(replicas), num_links))
+    is_observed = np.zeros(scales.shape, bool)
     ops = PipelineOps.select(pipelines.trace, pipelines.pipelines)
     min_excess = MIN_EXCESS * median(ops.seconds)
     for link in range(num_links):
@@ -210,6 +211,12 @@ def scale_links(pipelines: Pipelines) -> Pipelines:
             excess = times - medians_of_others(times)
             is_slow = excess > np.maximum(min_excess, MIN_Z * np.array(errors)[observed])
             scales[observed, link] = np.where(is_slow, times / (times - excess), 1.0)
+            is_observed[observed, link] = True
+    # without evidence, a link is as slow as the others with the same sender and receiver
+    pairs = np.array(link_workers(pipelines.table)).reshape(-1, 2)
+    for link, pair in enumerate(pairs):
+        slowest = scales[:, (pairs == pair).all(axis=1)].max(axis=1)
+        scales[:, link] = np.where(is_observed[:, link], scales[:, link], slowest)
     return dataclasses.replace(pipelines, link_scales=scales[np.searchsorted(replicas, replica)])
 
 
