@@ -1,6 +1,7 @@
 """Advice of a measured run: late launches, shares of savings, order of commands, long microbatches."""
 
 import dataclasses
+import itertools
 import json
 import shlex
 
@@ -9,6 +10,7 @@ import pytest
 import trace_truth as truth
 
 import pipejax as pj
+from pipejax.schedules.table.table_files import to_json
 
 STEPS = 5
 
@@ -217,15 +219,14 @@ def test_the_only_stage_of_a_worker_may_be_slow_instead_of_its_machine():
     assert analysis.advice.memory.begin.scenario.edits == ()
 
 
-# (name, options, worker of each stage, slow boundaries of workers 2 and 3, by direction)
+# workers of the stages
 LOOP, V_SHAPE = [0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 2, 3, 3, 2, 1, 0]
 SLOW_MESSAGE = 1.0  # [s]; others take 0.1 s
 
 
 def message_times(workers, ways=(0, 1)):
     """Return times of messages (directions, pipes, boundaries) if workers 2 and 3 are far apart."""
-    pairs = zip(workers, workers[1:], strict=False)
-    is_slow = np.array([{first, second} == {2, 3} for first, second in pairs])
+    is_slow = np.array([{*pair} == {2, 3} for pair in itertools.pairwise(workers)])
     times = np.full((2, 1, len(workers) - 1), 0.1)
     for way in ways:
         times[way, 0, is_slow] = SLOW_MESSAGE
@@ -268,3 +269,21 @@ def test_remedies_leave_a_slow_link_of_one_replica_slow(name, options, workers, 
         again = pj.traces.measured_costs(replayed, pipeline=pipeline)
         step_time = pj.evaluate(table, again, link=replayed.links).step_time
         assert step_time == pytest.approx(run.step_time, rel=1e-6)
+
+
+@pytest.mark.parametrize("slots", [{}, {"F": 1.0, "I": 1.3, "W": 0.7}])
+@pytest.mark.parametrize("name", ["zb-v", "v-half", "v-min", "zb-2p", "zero-bubble"])
+def test_rows_of_a_planned_schedule_are_named(name, slots, tmp_path):
+    """Exported for equal ops, or planned for the times of the run, and read from a file."""
+    options = {"slots": {**slots, "B": 2.0}} if slots else {}
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=10, **options)
+    (tmp_path / "ops.json").write_text(to_json(table))
+    seconds = {"F": 1.0, "I": 1.3, "W": 0.7}  # in both cases the times of the run
+    costs = pj.Costs(seconds["F"], 2.0, input_grad=seconds["I"], weight_grad=seconds["W"])
+    run = pj.Scenario(pj.costing.TableFile(str(tmp_path / "ops.json")), costs=costs)
+    begin = pj.explain(run, schedules=["1f1b"]).memory.begin.scenario
+    rows = [[[*filter(None, row)] for row in made.rows()] for made in (begin.table(), table)]
+    assert isinstance(begin.schedule, str)
+    assert rows[0] == rows[1]
+    trace = pj.traces.record_runs([pj.evaluate(table, costs)] * 3)
+    assert pj.traces.analyse(trace, schedules=["1f1b"]).schedule is not None

@@ -173,3 +173,34 @@ def test_many_microbatches_are_one_line(call, tmp_path):
     ]
     _, out, _ = call("trace", str(path), "--schedules", "gpipe", "--json")
     assert [load["kind"] for load in json.loads(out)["suspects"]] == ["microbatch"] * 10
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas", "slow", "text"),
+    [
+        ("zb-h1", 1, {"weight_grad": 1.9}, ", as its weight gradients (W) take 1.9 times"),
+        ("zb-h1", 1, {"input_grad": 1.7}, ", as its input gradients (I) take 1.7 times"),
+        ("1f1b", 1, {"forward": 1.8}, ", as its forwards (F) take 1.8 times"),
+        ("1f1b", 2, {"backward": 1.5}, ", as its backwards (B) take 1.5 times"),
+        ("1f1b", 2, {"forward": 1.5, "backward": 1.5}, ""),
+        ("zb-h1", 1, {"forward": 1.3, "weight_grad": 1.9}, ""),
+        ("zb-v", 1, {"weight_grad": 1.9}, ", as its weight gradients (W) take 1.9 times"),
+    ],
+)
+def test_a_slow_place_names_its_phase_if_only_one_is_slow(name, replicas, slow, text):
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=12)
+    times = {"forward": 1.0, "backward": 2.0, "input_grad": 1.0, "weight_grad": 1.0}
+    healthy = {phase: np.full(table.num_stages, seconds) for phase, seconds in times.items()}
+    stages = np.arange(table.num_stages) == 2
+    faulty = {
+        phase: row * np.where(stages, slow.get(phase, 1), 1) for phase, row in healthy.items()
+    }
+    runs = [pj.evaluate(table, pj.Costs(**rows)) for rows in [healthy] * (replicas - 1) + [faulty]]
+    result = pj.traces.analyse(
+        pj.traces.record_runs(runs * 4, replicas=replicas), schedules=["1f1b"]
+    )
+    assert (
+        result.finding.place.items()
+        >= {("worker" if replicas > 1 else result.finding.kind): 2}.items()
+    )
+    assert result.finding.why.partition(", as ")[2] == text.removeprefix(", as ")

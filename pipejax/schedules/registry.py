@@ -122,6 +122,12 @@ def interleaved_groups(table: ScheduleTable) -> int:
     return size if size and _registered_rows(name, options, (Phase.R,)) == rows else 0
 
 
+def has_same_order(table: ScheduleTable, other: ScheduleTable) -> bool:
+    """Return whether two tables have the same ops in order, grammar and placement."""
+    is_same = table.grammar == other.grammar and np.array_equal(table.placement, other.placement)
+    return is_same and _rows_without_idle(table, ()) == _rows_without_idle(other, ())
+
+
 @cached_method
 def _rows_without_idle(table: ScheduleTable, ignored: tuple[Phase, ...]) -> Rows:
     """Return a table's rows without idle cells and without ops of ignored phases, as bytes."""

@@ -28,8 +28,9 @@ from pipejax.costs.system.parts import HEADROOM
 from pipejax.costs.system.system import System
 from pipejax.engine.lowering.program import makespan_on_host
 from pipejax.engine.pricing import lower_and_price
+from pipejax.schedules.cells.ops import UNIT_SLOTS
 from pipejax.schedules.naming import named
-from pipejax.schedules.registry import REGISTRY, registered
+from pipejax.schedules.registry import REGISTRY, has_same_order, registered
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.remedies import changes
@@ -326,15 +327,25 @@ def named_scenario(scenario: Scenario) -> Scenario:
         return scenario
     table = scenario.replace(edits=()).table()
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
-    planned: Any = (table.name, {}) if table.name in REGISTRY else None
-    for name, variant in filter(None, (registered(table), planned)):
+    matches = filter(None, (registered(table), (table.name, {}), *_planned_schedules(table)))
+    for name, variant in matches:
         match = scenario.replace(schedule=name, options=variant, **size)
         try:
-            if is_same_table(match.replace(edits=()).table(), table):
+            if name in REGISTRY and has_same_order(match.replace(edits=()).table(), table):
                 return match
         except ValueError:  # no such schedule exists for these numbers
             continue
     return scenario
+
+
+def _planned_schedules(table: ScheduleTable) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield schedules that may have planned a table, for the times of the run or for equal ops."""
+    is_large = table.num_workers * table.num_microbatches > changes.MAX_OPS_PLANNED
+    for name, builder in REGISTRY.items():
+        has_stages = builder.stages_per_worker * table.num_workers == table.num_stages
+        has_host = "offload" in builder.options
+        if builder.planned and has_stages and not is_large and not has_host:
+            yield from ((name, {}), (name, {"slots": UNIT_SLOTS}))
 
 
 def is_same_table(table: ScheduleTable, other: ScheduleTable) -> bool:

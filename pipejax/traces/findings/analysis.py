@@ -209,6 +209,9 @@ class Analysis:
     def schedule(self) -> str | None:
         """Return name and options of the registered schedule that ran; None if none matches."""
         match = registered(self.pipelines.table)
+        if match is None and self.advice is not None:  # perhaps a plan for these times
+            name = self.advice.memory.begin.scenario.schedule
+            match = (name, {}) if isinstance(name, str) else None
         if match is None:
             return None
         name, options = match

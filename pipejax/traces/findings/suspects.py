@@ -38,6 +38,10 @@ MIN_RATE = 0.01  # least share of a worker's time that remains if its host launc
 MAX_LISTED = 10  # largest number of suspects of a kind
 GAP_ERROR = 0.1  # standard error of the time between two steps, over the median op
 MIN_MESSAGE_DELAY = 0.05  # smallest delay of messages on a suspect link, over the median op
+MAX_OTHER_PHASE = 0.25  # largest excess of other phases, over the excess of the slow phase
+PHASES = dict(
+    zip(OPS, ("forwards", "backwards", "input gradients", "weight gradients"), strict=True)
+)
 # {kind of suspect: sentence with the ratio to the others}
 WHY: Mapping[str, str] = load_json(Path(__file__).with_name("suspects.json"))
 
@@ -272,6 +276,23 @@ class _MicrobatchTimes(NamedTuple):
             seconds[first] += seconds[first + 1]
         result[ops.slices] = faster / np.maximum(recorded, 1e-12)
         return result
+
+    def slow_phase(self, cells: Cells) -> str:
+        """Name the only phase in which ops of these cells are slow; "" if there are more."""
+        ops, ratios = self.ops, {}
+        is_here = cells[ops.run, ops.stage, ops.microbatch]
+        # ops of the same stage elsewhere, or of other stages
+        is_peer = np.isin(ops.stage, ops.stage[is_here]) & ~is_here
+        is_peer = is_peer if is_peer.any() else ~is_here
+        for k in np.unique(ops.phase).tolist():
+            here, peers = (self.seconds[(ops.phase == k) & rows] for rows in (is_here, is_peer))
+            if len(here) and len(peers) and np.median(peers) > 0:
+                ratios[OPS[k]] = float(np.median(here) / np.median(peers))
+        name = max(ratios, key=lambda name: ratios[name], default="")
+        others = [abs(ratio - 1) for phase, ratio in ratios.items() if phase != name]
+        if not others or max(others) > MAX_OTHER_PHASE * (ratios[name] - 1):
+            return ""
+        return f", as its {PHASES[name]} ({name}) take {ratios[name]:.3g} times"
 
     def _error(self, count: int) -> float:
         """Return the standard error of a median of `count` logarithms."""
@@ -554,7 +575,7 @@ def _with_costs(
     for suspect in suspects:
         # the last entries are for nodes without a slice, or without a link
         factors, link_factors = np.ones(len(times.trace) + 1), np.ones(len(replayed.link_times) + 1)
-        ratio, extra_seconds, share = suspect.ratio or 1.0, 0.0, "most"
+        ratio, extra_seconds, share, phase = suspect.ratio or 1.0, 0.0, "most", ""
         if suspect.kind == "link":
             link_factors[:-1] = _link_factors(replayed, suspect.place)
         else:
@@ -563,9 +584,11 @@ def _with_costs(
             extra_seconds = (1 - 1 / ratio) * float(np.exp(times.logs[cells]).sum())
             if suspect.kind == "microbatch" and times.are_stages_slow(cells):
                 share = "all"
+            elif suspect.kind in ("worker", "stage", "replica"):
+                phase = times.slow_phase(cells)
         # a step without all replicas cannot be replayed, so the cost is the extra time of its ops
         saved = _savings(jobs, suspect.place, odd, factors, link_factors) or [extra_seconds]
-        why = suspect.why.format(ratio, share=share)
+        why = suspect.why.format(ratio, share=share) + phase
         yield suspect._replace(seconds=float(np.mean(saved)), ratio=ratio, why=why)
 
 
