@@ -1104,6 +1104,43 @@ def test_a_report_says_of_which_launcher_no_schedule_helps(call, tmp_path, launc
     assert f"; no schedule{name} that fits makes the step shorter\n" in call(*line)[1]
 
 
+# F 1 s, I 1 s, W 1 s: of 3 x 64 + 9 + 4 = 205 s, start and end take 9 s under 1f1b, and the exchange
+# 4 s. With V stages per worker both take a V-th, as only the last exchange is waited for; under
+# zb-h1, start and end take 9 - 6 s. torchtitan has V = 2 without names of modules.
+@pytest.mark.parametrize(
+    ("launcher", "name", "schedule", "saves"),
+    [
+        (None, "interleaved-1f1b", "interleaved-1f1b, stages per worker 4", 13 * 3 / 4),
+        ("megatron-lm", "interleaved-1f1b", "interleaved-1f1b, stages per worker 4", 13 * 3 / 4),
+        ("torchtitan", "interleaved-1f1b", "interleaved-1f1b, stages per worker 2", 13 / 2),
+        (None, "zb-h1", "zb-h1", 6.0),
+        ("megatron-lm", "zb-h1", None, 0.0),  # which it lacks
+    ],
+)
+def test_a_short_start_and_end_names_the_schedule_that_shortens_it(
+    call, tmp_path, launcher, name, schedule, saves
+):
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({"unit": "seconds", "F": 1, "I": 1, "W": 1, "A": 4}))
+    line = ["explain", "-s", "1f1b", "-P", 4, "-M", 64, "-C", path, "--schedules", name]
+    line += ["--memory-limit", 20, *([] if launcher is None else ["--launcher", launcher])]
+    text = call(*line)[1]
+    end = f"schedule {schedule} saves {saves:.3g} s ({100 * saves / 205:.3g} % of the step)"
+    if schedule is None:
+        end = "no schedule of Megatron-LM that fits makes the step shorter"
+    assert f"also: start and end of the pipeline take 9 s (4.39 % of the step); {end}\n" in text
+
+
+@pytest.mark.parametrize(("limit", "more"), [("4", " and no more memory"), ("20", None)])
+def test_no_change_helps_only_within_the_memory(call, limit, more):
+    """Two stages per worker save half of start and end, but hold 4 + 3 / 2 activations."""
+    line = ("explain", "-s", "1f1b", "-P", 4, "-M", 8, "-T", "F=1,B=2", "--memory-limit", limit)
+    text = call(*line, "--schedules", "interleaved-1f1b")[1]
+    nothing = f"no change with the same number of workers{more} makes the step shorter\n"
+    assert (nothing in text) == (more is not None)
+    assert ("times the memory of now" in text) == (more is not None)
+
+
 @pytest.mark.parametrize(
     ("stage", "factor"), [(1, 1.7), (2, 1.7), (4, 1.5), (6, 1.7), (7, 2.0), (8, 1.7)]
 )

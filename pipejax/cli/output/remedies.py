@@ -163,8 +163,14 @@ def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -
     ends = sum(part.seconds for part in explanation.parts if part.name in ("start", "end"))
     if ends > worst.seconds and not kinds & {"schedule", "microbatches"}:
         text = f"also: start and end of the pipeline take {_with_share(ends, explanation)}"
-        name = f" of {explanation.launcher}" if explanation.launcher else ""
-        yield plain(f"{text}; no schedule{name} that fits makes the step shorter")
+        name, remedies = explanation.launcher, explanation.remedies
+        schedules = [r for r in remedies if r.kind == "schedule" and r.fits and r.saves > 0]
+        schedules = [r for r in schedules if name in (None, *r.launchers)]
+        if best := max(schedules, key=lambda r: r.saves, default=None):
+            yield plain(f"{text}; {best.what} saves {_with_share(best.saves, explanation)}")
+        else:
+            owner = f" of {name}" if name else ""
+            yield plain(f"{text}; no schedule{owner} that fits makes the step shorter")
     others = [fault for fault in explanation.faults if fault is not worst]
     for place, fault in enumerate(others):
         if place < MAX_OTHER_CAUSES or fault.kind in ALWAYS_SHOWN:
@@ -190,7 +196,9 @@ def remedies_view(
     """
     if not rows:
         fits = explanation.memory.fits(explanation.memory.begin)
-        text = "no change with the same number of workers makes the step "
+        is_limited = any(fault.kind == "memory" for fault in explanation.faults)
+        also = " and no more memory" if fits and is_limited else ""
+        text = f"no change with the same number of workers{also} makes the step "
         yield text + ("shorter" if fits else "fit; other layouts of the job may")
         return
     best_rows = _best_rows(named, explanation.step_time)
