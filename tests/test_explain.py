@@ -1197,7 +1197,7 @@ def test_memory_costs_only_what_nothing_that_fits_saves(base, names, limit, rule
         assert step_time(fitting, 2) < min(step_time(name, 4) for name in names if name != fitting)
         return
     name, stages, needs = ruled_out
-    assert re.search(rf"rules out schedule {name}.* \({needs}\)", faults[0].why)
+    assert re.search(rf"schedule {name}.* \({needs}\) would save .*, but needs ", faults[0].why)
     saved = step_time(base, 1) - step_time(name, stages)
     assert faults[0].seconds == pytest.approx(saved, rel=1e-9)
 

@@ -905,9 +905,7 @@ def test_a_plan_names_the_stack_of_measured_runs(
     line = (*job, "--tensor", 1, "--context", 1, "--launcher", launcher, *options)
     plan, text = answer_and_text(*line)
     text = " ".join(text.split())
-    lead = (
-        f"with defaults of {launcher} and --stack {stack}, as in measured runs (32-bit gradients): "
-    )
+    lead = f"with defaults of {launcher} and --stack {stack}, as in measured runs ("
     if stack is None:
         assert (plan["under_launchers"], lead in text) == ([], False)
         return
@@ -916,7 +914,8 @@ def test_a_plan_names_the_stack_of_measured_runs(
     result = answer(*plan["next"][0].split()[1:], "--stack", stack)
     assert entry["step_time"] == pytest.approx(result["makespan"], rel=1e-12)
     assert entry["memory_bytes"] == pytest.approx(max(result["memory_bytes"]), rel=1e-12)
-    assert f"{lead}{seconds(entry['step_time'])}, " in text
+    bits = round(8 * entry["gradient_bytes"])
+    assert f"{lead}{bits}-bit gradients): {seconds(entry['step_time'])}, " in text
 
 
 def test_a_plan_says_what_memory_runs_of_the_launcher_took(answer, answer_and_text):
