@@ -42,7 +42,6 @@ def frame(rows: Evaluation | Sequence[Any]) -> "pd.DataFrame":
 
 
 def _ops(run: Evaluation) -> Iterator[dict[str, Any]]:
-    """Yield a dictionary for each op of a run, with the columns of `frame`."""
     for bar in bars(run):
         yield {
             "op": bar.label,

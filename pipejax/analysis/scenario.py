@@ -164,7 +164,6 @@ class Scenario:
 
     @property
     def _table_edits(self) -> tuple[Edit, ...]:
-        """Return the edits that change the table."""
         return tuple(e for e in self.edits if type(e).change_table is not Edit.change_table)
 
     def find_edit(self, kind: type[EditKind]) -> EditKind | None:

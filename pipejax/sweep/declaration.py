@@ -235,7 +235,6 @@ def _read_values(key: str, declaration: Mapping[str, Any], where: str) -> tuple[
 
 
 def _check_stacks(axes: Mapping[str, Axis], where: str) -> None:
-    """Refuse a software stack whose attention kernel is unknown for a declared system."""
     for stack in axes["stack"].values:
         for system in axes["system"].values:
             try:
@@ -255,7 +254,6 @@ def _check_size(declaration: Mapping[str, Any], where: str) -> None:
 
 
 def _num_values(values: Any) -> int:
-    """Count the values of an axis; wrong values are refused later."""
     if isinstance(values, Mapping):
         points = values.get("points", 1)
         return points if isinstance(points, int) and 1 <= points <= MAX_POINTS else 1
@@ -331,7 +329,6 @@ _RANGE = {
 
 
 def _read_range(bounds: Mapping[str, Any], where: str) -> list[float]:
-    """Return the values of a range `{from, to, points, scale}`."""
     low, high, points, scale = read_fields(_RANGE, bounds, where).values()
     if scale == "log" and not min(low, high) > 0:
         raise ValueError(f"{where}: a log range needs ends above 0, got {low:g} to {high:g}")
@@ -382,7 +379,6 @@ def _pipeline_layout(value: str | list[Any]) -> str:
 
 
 def _workload_axes() -> dict[str, FileField]:
-    """Return the fields of a workload as axes of a sweep, by name."""
     forms = {name: field.form for name, field in WORKLOAD_FIELDS.items()}
     kinds = {name: field.values for name, field in WORKLOAD_FIELDS.items()} | {
         "pipeline_layout": _text(_pipeline_layout, forms["pipeline_layout"], (str, list)),

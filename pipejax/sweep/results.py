@@ -124,7 +124,6 @@ class SweepResults(NamedTuple):
         return np.broadcast_to(values.reshape(shape), _sizes(self)).ravel()
 
     def _is_met(self, text: str) -> NumpyArray:
-        """Return (points) whether a point meets one condition."""
         name, sign, value = self._read(text)
         if name in self.measures:
             return _compare(self.measures[name], sign, value, text)
@@ -193,7 +192,6 @@ def read_results(path: str | Path) -> SweepResults:
 
 
 def _flatten_variables(data: xr.Dataset) -> SweepResults:
-    """Convert a dataset to results, whose arrays have one entry per point."""
     status = data["status"]
     dims = [str(dim) for dim in status.dims]
     is_whole = _is_whole(data)

@@ -258,7 +258,6 @@ def _price(job: _PipelineJob, work: StageWork, systems: System, sweep: Sweep) ->
 
 
 def _run(job: _PipelineJob, priced: PricedSystems, sweep: Sweep) -> Values:
-    """Evaluate a batch of systems; return {output: array (systems, ...)}."""
     # Systems that send the same messages eagerly share a program.
     size = _num_systems(priced.systems)
     results: Values = {}

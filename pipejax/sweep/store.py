@@ -95,7 +95,6 @@ def sweep_variables(sweep: Sweep) -> Mapping[str, Variable]:
 
 
 def _output_variable(output: SweepOutput, dtype: str) -> Variable:
-    """Return the variable of an output."""
     return Variable(
         dtype=output.dtype or dtype,
         fill=NO_RESOURCE if output.is_resource else np.nan,
@@ -328,7 +327,6 @@ def _create_arrays(sweep: Sweep, path: Path) -> None:
 
 
 def _attributes(variable: Variable, dims: list[str]) -> dict[str, Any]:
-    """Return the attributes of a variable by the conventions of xarray and CF."""
     attributes: dict[str, Any] = {"_ARRAY_DIMENSIONS": dims, "long_name": variable.meaning}
     if variable.dtype != TEXT:
         attributes["units"] = variable.unit

@@ -189,7 +189,6 @@ def _name(what: str, name: str, place: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _slice(replayed: Replay, row: int, pid: int, tid: int, start: float) -> dict[str, Any]:
-    """Return the Perfetto event of a slice, which begins `start` seconds after its pipeline."""
     trace = replayed.pipelines.trace
     stage, microbatch = int(trace.stage[row]), int(trace.microbatch[row])
     name = trace.phases[trace.phase[row]]
@@ -242,7 +241,6 @@ def record_runs(runs: Sequence[Evaluation], *, replicas: int = 1) -> Trace:
 
 
 def _run_ops(run: Evaluation, step: int, replica: int) -> dict[str, NumpyArray]:
-    """Return the columns of a trace, with one entry for each op of a run."""
     ops = run.table.ops
     position = {Phase[name]: k for k, name in enumerate(OPS)}
     code = np.array([position.get(Phase(phase), NONE) for phase in ops.phase.tolist()])

@@ -281,7 +281,6 @@ def compare(
 
 
 def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots: Slots) -> str:
-    """Return the reasons why a run differs from the idealised table, as text."""
     reasons = _path_reasons(run)
     phases = {*table.grammar.compute} - {*table.grammar.recomputing}
     times = {
@@ -328,7 +327,6 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
 
 
 def _path_reasons(run: Evaluation) -> list[str]:
-    """List texts such as "messages take 8.3 % of the critical path"."""
     reasons: list[str] = []
     for names, words in _PATH_COSTS.items():
         percent = 100 * sum(run.path_share.get(name, 0.0) for name in names)
@@ -340,7 +338,6 @@ def _path_reasons(run: Evaluation) -> list[str]:
 
 
 def _range_text(value: Any) -> str:
-    """Write a number, or the smallest and the largest number of an array."""
     low, high = float(np.min(value)), float(np.max(value))
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
 

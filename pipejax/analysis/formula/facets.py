@@ -287,7 +287,6 @@ class _Search:
                 self.facets[counts] = self.points[counts]
 
     def _thetas(self) -> list[tuple[int, ...]]:
-        """Return the parameter values of each ray of the cone."""
         return [*map(tuple, self.cone.rays[:, : self.num_parameters].tolist())]
 
     def _run(self, thetas: list[tuple[int, ...]]) -> None:
@@ -325,7 +324,6 @@ class _Search:
         raise AssertionError(f"no point was found for {len(tied)} facets")  # chance below 2**-100
 
     def drop_redundant(self) -> bool:
-        """Drop redundant facets and sort the others; return whether a facet was dropped."""
         # the cone has the inequalities of the domain, then one for each sum in `self.facets`
         cone, num_sums = self.cone, len(self.facets)
         num_domain = len(cone.inequalities) - num_sums

@@ -99,7 +99,6 @@ class Family(NamedTuple):
 
 
 def _form_text(names: Sequence[str], facets: Sequence[Sequence[str]]) -> str:
-    """Write facets with text as counts: `max((M + 3)F + 6c, 2F + (M + 1)c)`."""
     sums = []
     for facet in facets:
         counts = [f"({count})" if " " in count else count for count in facet]
@@ -231,7 +230,6 @@ def _fit_polynomials(bases: list[int], checked: list[int], facets: FacetsByNumbe
 
 
 def _interpolate(numbers: Sequence[int], values: Sequence[Fraction]) -> Polynomial:
-    """Return the polynomial through the points (number, value)."""
     # Newton's divided differences, then Horner's rule from the last number to the first:
     # numbers 1, 2 and values 3, 5 have differences 3, 2, so 3 + 2 (M - 1) = 2 M + 1.
     differences = [*values]

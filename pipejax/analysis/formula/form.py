@@ -158,7 +158,6 @@ class Formula:
         return np.asarray(sums.argmax(axis=-1))
 
     def _check_parameters(self, theta: Any, values: Mapping[str, Any]) -> list[Any]:
-        """Check parameter values that JAX does not trace; return all in the form's order."""
         if theta is not None:
             values = {**values, **self._by_name(theta)}
         for name in values:
@@ -242,7 +241,6 @@ class Formula:
         return tuple(self._bound(theta) for theta in self.middles)
 
     def _bound(self, theta: Float[NumpyArray, " parameters"]) -> str:
-        """Name the bottleneck of the critical path at a point (see `bound_by`)."""
         program = self.program
         weights = (self.costs.weights / self.units).astype(float)
         run = run_on_host(program, weights @ theta)

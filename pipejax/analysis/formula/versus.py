@@ -129,7 +129,6 @@ def versus(form: Formula, rival: Formula) -> Versus:
 
 
 def _facet_counts(form: Formula) -> Vectors:
-    """Return the counts of a form's facets (facets, parameters), as integers or fractions."""
     return np.array(form.facets, object)
 
 

@@ -183,7 +183,6 @@ class PathRanking:
         return True
 
     def _path(self, rank: int) -> RankedPath:
-        """Return the path of this rank, followed from the sink back to the source."""
         path = self._known_paths(self._sink)[rank]
         length, nodes, columns = path.length, list[int](), list[int]()
         node = self._pred(self._sink, path.column)
@@ -335,7 +334,6 @@ def _kinds(program: Program, counts_by_cost: Int[NumpyArray, "costs names"]) -> 
 def _message_texts(
     program: Program, text: Callable[[Cell], str]
 ) -> dict[int | tuple[int, int, int], str]:
-    """Return {node or edge that represents a message: text of the message}."""
     # An edge is (producer, consumer, index of its lag in the cost vector).
     messages = program.messages
     columns = (messages.carrier, messages.producer, messages.consumer, messages.lag_index)

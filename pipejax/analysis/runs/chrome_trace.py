@@ -58,7 +58,6 @@ class _Slice:
     tid: int = 0
 
     def event(self) -> Event:
-        """Return the slice as an event of the trace, with a duration."""
         fields = {"dur": _duration(self.start, self.end), "cat": self.track.category}
         fields["args"] = self.args
         return _event("X", self.track.worker, self.tid, self.name, self.start, **fields)
@@ -128,7 +127,6 @@ def _duration(start: int, end: int) -> float:
 
 
 def _op_slices(table: ScheduleTable, bar: Bar, lanes: Sequence[str]) -> list[_Slice]:
-    """Return the slice of an op; a collective has a slice on each participating worker."""
     op, tracks = bar.ops[0], [_compute_track(bar.worker)]
     if bar.worker == NO_WORKER:
         workers = sorted(set(table.placement[:, op.stage].tolist()))
@@ -150,7 +148,6 @@ def _op_slices(table: ScheduleTable, bar: Bar, lanes: Sequence[str]) -> list[_Sl
 
 
 def _message_slices(table: ScheduleTable, arrow: Arrow) -> list[_Slice]:
-    """Return a message's slices at its sender and at its receiver; empty if it takes no time."""
     sender, receiver, args = arrow.sender, arrow.receiver, {"critical": arrow.is_critical}
     tracks = (
         Track(sender, SEND, receiver, f"send to worker {receiver}", "message"),
@@ -214,7 +211,6 @@ def _lanes(slices: Sequence[_Slice]) -> list[list[_Slice]]:
 def _flows(
     evaluation: Evaluation, slices: Mapping[int, _Slice], messages: Sequence[Sequence[_Slice]]
 ) -> list[Event]:
-    """Return flow events (arrows) from producers over messages to consumers that take time."""
     # `slices` is {node: slice of its op}; `messages` has the slices of each message. A flow binds
     # to the slice that contains its time. Its time is a nanosecond inside the slice, because other
     # slices may begin and end at the borders.
@@ -258,7 +254,6 @@ def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
 
 
 def _idle_workers(num_workers: int, slices: Sequence[_Slice]) -> list[Event]:
-    """Return counter events for the number of workers that do not compute."""
     changes = Counter({0: num_workers})  # of the number of idle workers, by time [ns]
     for piece in slices:
         if piece.track.kind == COMPUTE:

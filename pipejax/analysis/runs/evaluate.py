@@ -145,7 +145,6 @@ _SUMS_AND_RATIOS = "busy bubble_ratio bubble_overhead max_span span_bubble_ratio
 
 
 def _evaluate_unchecked(table: ScheduleTable, costs: Costs, link: str | Links) -> Evaluation:
-    """Evaluate a schedule as `evaluate` does, without checking for overflow."""
     program, vector = lower_and_price(table, costs, link)
     run = run_on_host(program, vector)
     start, finish = run.start, run.finish

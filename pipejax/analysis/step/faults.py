@@ -249,7 +249,6 @@ def _share(seconds: float, total: float) -> str:
 
 
 def _stages(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
-    """Yield each stage that is slower than the median of the other stages."""
     for stage, ratio in enumerate(against_others(times.stages).tolist()):
         if MIN_SLOW_RATIO < ratio < np.inf:
             rules = f"compute@stage{stage}*{1 / ratio!r}"
@@ -262,7 +261,6 @@ def _stages(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
 
 
 def _slow_workers(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
-    """Yield each worker that is slower than the median of the other workers, on all its stages."""
     stage_ratios = against_others(times.stages)
     for worker, ratio in enumerate(against_others(times.workers).tolist()):
         stages = np.flatnonzero((trial.table.placement == worker).any(axis=0))
@@ -306,7 +304,6 @@ def _place(fault: Fault) -> str:
 
 
 def _joint(trial: FaultRemoved, faults: Sequence[Fault]) -> Iterator[Fault]:
-    """Yield one cause for two faults that hide each other."""
     # As soon as the first fault is removed, ops wait for the second. So removing one saves little.
     rules, total = ",".join(fault.rules for fault in faults), trial.run.makespan
     saved, alone = trial.saves(rules), [max(fault.seconds, 0.0) for fault in faults]
@@ -350,7 +347,6 @@ def message_times(
 
 
 def _longest_wait(run: Evaluation) -> str:
-    """Describe the transfer that waits longest, and the transfer in front of it."""
     # The text is empty if the link model has no queues.
     try:
         longest = transfer_waits(run).transfers[0]
@@ -364,7 +360,6 @@ def _longest_wait(run: Evaluation) -> str:
 
 
 def _longest_microbatch(run: Evaluation) -> str:
-    """Describe the microbatch with the longest compute time."""
     seconds = ComputeTimes.from_run(run).microbatches
     longest = int(seconds.argmax())
     ratio = seconds[longest] / (seconds.mean() or 1.0)

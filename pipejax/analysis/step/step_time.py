@@ -105,7 +105,6 @@ def _price_row(
     values: Sequence[Number],
     inputs: tuple[StageWork, Setting],
 ) -> Costs:
-    """Return a row's costs in the requested fields."""
     # `shared` is (system, names of its numbers, fields). `values` holds the values of these
     # numbers, then a factor of layer times for each group of layers.
     (system, names, fields), (work, setting) = shared, inputs
@@ -132,7 +131,6 @@ class StepTimes:
         layer_group: Rows | None = None,
         system: System | None = None,
     ) -> None:
-        """Build the schedule and the inputs of every row."""
         # `link` is the link model of rows that name none. `layer_group` (rows) is the index of each
         # row's layer factor in `predict_and_grad`. If `system` is given, planned schedules of
         # `predict_and_grad` are ordered for the times on this system.

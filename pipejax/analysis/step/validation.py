@@ -250,7 +250,6 @@ class Validation:
 
 
 def _equal_rows(rows: MeasuredRows, names: Iterable[str]) -> list[list[int]]:
-    """Group the indices of rows that are equal in the columns `names`."""
     columns = [rows.column(name).astype(str).tolist() for name in names]
     groups: dict[tuple[str, ...], list[int]] = {}
     for row, values in enumerate(zip(*columns, strict=True)):
@@ -261,7 +260,6 @@ def _equal_rows(rows: MeasuredRows, names: Iterable[str]) -> list[list[int]]:
 def _errors(
     predicted: Float[NumpyArray, " rows"], measured: Float[NumpyArray, " rows"]
 ) -> PredictionErrors | None:
-    """Return error statistics of rows that are measured and predicted; None if there are none."""
     has_both = np.isfinite(measured) & np.isfinite(predicted)
     return prediction_errors(predicted[has_both], measured[has_both]) if has_both.any() else None
 
@@ -359,7 +357,6 @@ def _read(data: str | Path | Sequence[str | Path], stack: str | Path | None) -> 
 
 
 def _warn_overridden(rows: MeasuredRows, system: str) -> None:
-    """Warn about rows that name another system than `system`."""
     other_rows = rows.system[(rows.system != "") & (rows.system != system)]
     if len(other_rows):
         names = ", ".join(dict.fromkeys(other_rows.tolist()))

@@ -237,7 +237,6 @@ def _durations(
 
     # The rows of a small `count` are the first rows of a larger `count`. Factors of 1 need no draw.
     def draw_factors(stream: int, distribution: Distribution, count: int) -> Any:
-        """Draw `count` factors for each sample from a tabulated distribution."""
         if distribution.spread == 0:
             return np.ones((1, GROUP), np.float32)
         scores = generator(stream).standard_normal((count, GROUP), np.float32)

@@ -182,7 +182,6 @@ def _prices(
     microbatch_size = workload.microbatch_size(table)
 
     def price_one(shape: PricingShape, logs: Any, _: tuple[()]) -> Costs:
-        """Return costs with each parameter multiplied by the exponential of its log."""
         factor = {name: xp.exp(logs[index]) for index, name in enumerate(PARAMETERS)}
         numbers = {
             name: getattr(model, name) * factor[f"model.{name}"] for name in MODEL_PARAMETERS
@@ -190,7 +189,6 @@ def _prices(
         factor_by_field = {FIELDS[name]: factor[name] for name in (*RESOURCES, *EFFICIENCIES)}
 
         def scale(path: Any, leaf: Number) -> Number:
-            """Multiply a number of the system by the factor of its parameter, if it has one."""
             # an efficiency is a curve, whose entries have no names
             field = tuple(key.name for key in path if hasattr(key, "name"))
             return leaf * factor_by_field.get(field, 1.0)

@@ -395,7 +395,6 @@ def _result(
     comparison: tuple[NumpyArray, "_FitChoice | None"],
     seconds: float,
 ) -> Calibration:
-    """Assemble the result of the best fit, with errors on fitted and on left-out rows."""
     # A residual is log(predicted / measured). `fold_residual[k]` has the residuals of all rows in
     # the fit without the rows of fold k. `best` is the index of the best start.
     rows, residual, noise = problem.rows, minimum.residual[best], float(minimum.noise[best])
@@ -454,7 +453,6 @@ def _errors(residual: NumpyArray, measured: NumpyArray) -> PredictionErrors:
 def _outliers(
     rows: MeasuredRows, predicted: NumpyArray, residual: NumpyArray, is_far: NumpyArray
 ) -> tuple[Outlier, ...]:
-    """Return the outliers among the rows, those with the largest residual first."""
     order = np.argsort(-np.abs(residual), kind="stable")
     return tuple(
         Outlier(

@@ -108,7 +108,6 @@ def calibrate_links(
 
 
 def _default_numbers(rows: CollectiveRows) -> list[str]:
-    """List the numbers of a system that the measured rows can determine."""
     names = [] if all(kind == MESSAGE for kind in rows.kind) else [*LIBRARY]
     if (rows.inside > 1).any():
         names += ["node.efficiency", "node.latency"]

@@ -241,7 +241,6 @@ class DealSearch(LocalSearch[list[Deal]]):
         self._update_best()
 
     def _start_from_baselines(self, greedy: Members) -> None:
-        """Evaluate the baselines, and start from the best baseline of each step."""
         steps, replicas, size = self._shape
         members = np.tile(np.arange(replicas * size), (steps, 1))
         random = self.rng.permuted(np.tile(members, (NUM_RANDOM, 1, 1)), axis=2)
@@ -287,14 +286,12 @@ class DealSearch(LocalSearch[list[Deal]]):
         self._update_best()
 
     def _are_optimal(self) -> Bool[NumpyArray, " steps"]:
-        """Return (steps) whether the best deal reaches the lower bound."""
         return self.values <= self.bounds * (1 + self.precision)
 
     def _is_optimal(self) -> bool:
         return bool(self._are_optimal().all())
 
     def _update_best(self) -> None:
-        """Store the current assignment of each step's microbatches if it is the best so far."""
         slowest = self._times.max(axis=1)
         better = slowest < self.values
         self.best[better], self.values[better] = self._order[better], slowest[better]

@@ -222,7 +222,6 @@ def different_orders(kind: list[int]) -> Iterator[list[int]]:
     order: list[int] = []
 
     def complete() -> Iterator[list[int]]:
-        """Yield all completions of the prefix in `order`."""
         if len(order) == len(kind):
             yield [*order]
         for members in unplaced.values():

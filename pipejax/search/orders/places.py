@@ -174,7 +174,6 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
 
 
 def _check_eager(placed: PlacedCosts, links: Links) -> None:
-    """Refuse an eager limit if the places decide whether a message is eager."""
     is_eager = placed.messages["transmit"] < links.eager_below
     if (is_eager != is_eager[0]).any():
         raise wrong(
@@ -213,7 +212,6 @@ class _WorkerGraph(NamedTuple):
 
     @classmethod
     def from_placed(cls, placed: PlacedCosts) -> "_WorkerGraph":
-        """Build the graph of the stage boundaries between different workers."""
         placement = placed.table.placement
         ends = np.sort(np.stack([placement[:, :-1], placement[:, 1:]]), axis=0)
         is_crossed = ends[0] != ends[1]

@@ -203,7 +203,6 @@ def priority_order(
                 ready_nodes += finish(node, ready[node] + duration[node])
 
     def finish(node: int, end: float) -> list[int]:
-        """End a node; return the nodes whose predecessors have now all ended."""
         ready_nodes = []
         for successor in waits.successors[node]:
             if end > ready[successor]:

@@ -167,7 +167,6 @@ def stage_work_function(
     op_weights = counts[:, 1 : layout.first_pair].reshape(len(counts), len(TIMED), *layout.op_shape)
 
     def stage_work(costs: Costs) -> Float[NumpyArray, " stages"]:
-        """Return the largest work of a worker on each stage [s]."""
         total = np.zeros((len(counts), layout.num_stages))
         for k, phase in enumerate(TIMED):
             seconds = getattr(costs, PHASE_FIELDS[phase.name])
@@ -239,7 +238,6 @@ class SplitProgram:
         self.restrict(np.hstack([rows, begun]), low, high)
 
     def _limit_memory(self, held: HeldCounts, capacity: float) -> None:
-        """Constrain the memory of every worker to the capacity at each possible peak."""
         prices, variable = self.prices, (self.holding, self.stage)
         # for each worker: (stages), (stages) and (parts, stages, moments) of possible peaks
         for copies, stashed, parts in zip(
@@ -324,7 +322,6 @@ _PROGRAM = (
 
 
 def _solve_in_process(arguments: Mapping[str, Any]) -> Any:
-    """Solve the program in a child process, which ends with this call."""
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

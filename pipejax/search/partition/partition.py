@@ -185,7 +185,6 @@ class SplitSearch:
         shares: Shares | None = None
 
         def run_solution() -> bool:
-            """Run the mixture and the mean of past mixtures; return whether to go on."""
             nonlocal centre, shares
             shares = self.integer.shares
             if centre is not None:
@@ -205,7 +204,6 @@ class SplitSearch:
         program = self.integer
 
         def run_solution() -> bool:
-            """Evaluate the solver's split; return whether to solve again."""
             self.on_split()
             layout = self.prices.layout(program.shares.argmax(axis=0))
             is_new = layout not in self.splits_run
@@ -236,7 +234,6 @@ class SplitSearch:
     def _faster_neighbour(
         self, point: Point, step_time: float, deadline: float
     ) -> tuple[Point, float] | None:
-        """Return a neighbour that is faster than a split, and its step time [s], or None."""
         # Neighbours run in the order of their lower bounds, while the bound is below the step time.
         neighbours = self.splits.neighbours(point)
         bounds, num_cuts = np.zeros(len(neighbours)), 0
@@ -340,7 +337,6 @@ def layers(
 
 
 def _current_result(search: SplitSearch, stopped: str) -> Found[Partition]:
-    """Return the result so far; raise ValueError if no split fits in memory."""
     best = search.best
     if best is None:
         need = min(split.memory_bytes for split in search.splits_run.values())

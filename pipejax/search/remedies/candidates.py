@@ -165,7 +165,6 @@ def first_candidate(scenario: Scenario, layers: Sequence[int] | None = None) -> 
 
 
 def _check_layers(layers: Sequence[int] | None, scenario: Scenario) -> tuple[int, ...]:
-    """Check and return the layers of measured stages; empty if they are unknown."""
     if layers is None:
         return ()
     if scenario.source.workload is not None:

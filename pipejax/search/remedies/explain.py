@@ -484,7 +484,6 @@ class _Shelves:
     def launchers(
         self, kind: str, old: Candidate, new: Candidate, *, may_lack: bool = False
     ) -> tuple[str, ...]:
-        """List the launchers whose options can apply a change."""
         names = () if kind in OF_HARDWARE else step_launchers(old, new, may_lack=may_lack)
         return tuple(name for name in names if self.launcher in (None, name))
 
@@ -495,7 +494,6 @@ class _Shelves:
         return bool(names if self.launcher is None else names & {self.launcher})
 
     def remedy(self, kind: str, candidate: Candidate, launchers: Sequence[str]) -> Remedy:
-        """Convert a candidate to a remedy, by comparison with the unchanged run."""
         return Remedy(
             kind,
             candidate.what,
@@ -612,7 +610,6 @@ class _Shelves:
         return [*others, end_fault._replace(seconds=max(end_fault.seconds, saved))]
 
     def combine(self, has_options: bool) -> Remedy | None:
-        """Combine changes of several kinds; return the best combination, if at least two help."""
         # If memory rules out good changes, another order of kinds starts with smaller microbatches.
         memory = self.memory
         orders: list[tuple[str, ...]] = [COMBINED]

@@ -114,7 +114,6 @@ class AnytimeSearch:
             self._save()
 
     def _steps(self) -> Sequence[Callable[[], None]]:
-        """Return the steps of the search in order."""
         # the bound by single stages holds for problems without offloads only
         starts = self._use_store, self._first, self._baselines, self._blocks, self._greedy
         bound = (self._bound_by_stages,) if self.problem.offload is None else ()
@@ -138,7 +137,6 @@ class AnytimeSearch:
             self._accept_table("neighbour", table)
 
     def _save(self) -> None:
-        """Store the best table and the bound, with the seconds since the last save."""
         if self.store is not None and self.best is not None:
             seconds, best = time.monotonic() - self.last_save, self.best.best
             self.store.put(
@@ -155,7 +153,6 @@ class AnytimeSearch:
             self._offer("one by one", one_by_one(self.problem))
 
     def _baselines(self) -> None:
-        """Evaluate published schedules as baselines and first tables, even beyond the budget."""
         for name, table in baseline_tables(self.problem, self.start_table):
             self.budget.spend(BASELINE * 3 * self.problem.worker.size)
             self.baselines.setdefault(name, None)
@@ -276,7 +273,6 @@ class AnytimeSearch:
             self._report_best(table, makespan, source)
 
     def _report_best(self, table: ScheduleTable, makespan: float, source: str) -> None:
-        """Report a table as the best so far, and store it."""
         self.best = self._solution(table, makespan, source)
         self.last_report = time.monotonic()
         self.on_best(self.best)  # before it is stored, when an interrupt may come

@@ -82,7 +82,6 @@ class ScheduleModel:
         return self.model.new_int_var(earliest, self.horizon, name)
 
     def _add_ops(self, stage: int, microbatch: int) -> None:
-        """Add the ops F, I and W of a microbatch, with the choice of B instead of I and W."""
         problem, model, key = self.problem, self.model, (stage, microbatch)
         pipe, worker = self._pipe(microbatch), self._worker(stage, microbatch)
         # durations [units] of F, I, W and B
@@ -119,7 +118,6 @@ class ScheduleModel:
         model.add(starts["W"] >= self._input_end[key])
 
     def _add_memory(self, stage: int, microbatch: int) -> None:
-        """Add the intervals in which an activation takes memory on its worker."""
         problem, model, key = self.problem, self.model, (stage, microbatch)
         size, weight_size = int(problem.sizes[stage]), int(problem.weight_sizes[stage])
         held = self._held[self._worker(stage, microbatch)]
@@ -276,7 +274,6 @@ class ScheduleModel:
         return bool((later_pipes != self._pipe(microbatch)).all())
 
     def _add_all_reduces(self) -> None:
-        """Let a worker take part in one all-reduce at a time, in any order."""
         problem, model = self.problem, self.model
         intervals_by_worker: dict[int, list[Interval]] = {}
         for stage, duration in enumerate(problem.all_reduce.tolist()):
@@ -358,7 +355,6 @@ def search(
         budget.meter.under_way = SOLVER * work_done / num_threads
 
     def solve(tell: Callable[[PlanAndBound], None]) -> None:
-        """Run the solver; report plans and bounds on the way."""
         solver.best_bound_callback = lambda bound: tell((None, round_up(bound)))
         listener = _Listener(model, tell, progress)
         status = budget.solve(solver, model.model, model.num_ops, listener=listener)

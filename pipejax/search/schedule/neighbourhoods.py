@@ -239,7 +239,6 @@ def search_neighbourhoods(
     grids, running = search_grids(problem), dict[int, NeighbourhoodSearch]()
 
     def is_over() -> bool:
-        """Return whether the search is stopped, out of budget, or too long without a gain."""
         patience = max(PATIENCE, PATIENCE_SHARE * (best.effort_at_gain - effort_before))
         is_stale = budget.spent > best.effort_at_gain + patience
         return is_stopped.is_set() or budget.is_over or is_stale
@@ -258,7 +257,6 @@ def search_neighbourhoods(
                 search.take(to_plan(grid, adopted))
 
     def run(thread: int, tell: Tell) -> None:
-        """Improve the best table on each grid in turn, from grid `thread` on; rounds get longer."""
         for visits in itertools.count(thread):
             if is_over():
                 return

@@ -294,7 +294,6 @@ def _check_costs(table: ScheduleTable, costs: Costs, offload: bool) -> None:
 
 
 def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offload: bool) -> None:
-    """Check that one microbatch fits in the memory of every worker."""
     needs = _needs_of_one_microbatch(table, size, offload)
     for worker, (need, limit) in enumerate(zip(needs.tolist(), limits.tolist(), strict=True)):
         if need > limit * (1 + _EQUAL):
@@ -336,7 +335,6 @@ def _to_parts(
 
 
 def _positive(value: Any, count: int, name: str, what: str) -> Float[NumpyArray, " entries"]:
-    """Read a positive number, or one positive number for each stage or worker."""
     numbers = as_floats(value, name)
     if numbers.ndim and numbers.shape != (count,):
         raise wrong(name, f"has {numbers.size} entries, the table has {count} {what}")

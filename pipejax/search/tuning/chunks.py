@@ -166,7 +166,6 @@ class _ChunkSearch(LocalSearch[PromptChunks]):
             self.lower_bound = min(self.lower_bound, self.value)
 
     def best_so_far(self) -> tuple[PromptChunks, float]:
-        """Return the best cut, and its makespan [s]."""
         return self.best, self.value
 
     def _bound(self, count: int) -> float:
@@ -202,7 +201,6 @@ class _ChunkSearch(LocalSearch[PromptChunks]):
         return float(count * a + work + g * prefix_tokens + other_stages)
 
     def _search_cuts(self, count: int) -> None:
-        """Search cuts into `count` chunks; update `value` and `best` if a cut is faster."""
         table = build(
             "chunked-prefill", num_workers=self.num_workers, num_microbatches=1, slices=count
         )
@@ -228,7 +226,6 @@ class _ChunkSearch(LocalSearch[PromptChunks]):
             return np.full(count, self.tokens / count)
 
         def sizes(seconds: float) -> Float[NumpyArray, " chunks"]:
-            """Return chunk sizes [tokens] such that each chunk takes `seconds`."""
             chunks = np.zeros(count)
             for chunk in range(count):
                 prefix = chunks.sum()
@@ -267,7 +264,6 @@ class _ChunkSearch(LocalSearch[PromptChunks]):
         moves = -self.multiple * swaps(cuts.shape[1])  # rows such as -1 0 1: from chunk 0 to 2
 
         def values(points: Cuts, _: Any) -> Float[NumpyArray, " cuts"]:
-            """Return makespans [s]; infinite for cuts with an empty chunk."""
             is_legal = (points > 0).all(axis=1)
             seconds = np.full(len(points), np.inf)
             if is_legal.any():

@@ -111,7 +111,6 @@ class JointProblem:
         return np.array(reasons, object)[kind.ravel()]
 
     def _refusal(self, setting: "Settings") -> str:
-        """Return why the launcher cannot run a setting; an empty text if it can."""
         workload = self.workload(setting)
         if workload is None:
             return f"{self.launcher} lacks numbers of recomputed layers that differ by stage"

@@ -262,7 +262,6 @@ class LookaheadSearch(LocalSearch[Gathering]):
         return evaluate(table, costs, link=links).makespan
 
     def _build_table(self, options: Sequence[_Option | None]) -> ScheduleTable:
-        """Build the table from an option per worker; None stands for no sharding cells."""
         rows = [
             row if option is None else option.row
             for row, option in zip(self._rows, options, strict=True)
@@ -318,7 +317,6 @@ def _list_options(
 def _worker_options(
     row: Sequence[Cell], grammar: Grammar, sizes: Float[NumpyArray, " stages"]
 ) -> Iterator[_Option]:
-    """Yield the options of a worker, by residency, then lookahead."""
     compute = grammar.compute
     cell_stages = [{op.stage for op in cell if op.phase in compute} for cell in row]
     num_stages = len(set().union(*cell_stages))

@@ -147,7 +147,6 @@ class TuningProblem:
         microbatch_size = self.workload.minibatch / num_microbatches
 
         def price_one(shape: PricingShape, assigned: StageLayers, _: tuple[()]) -> tuple[Any, Any]:
-            """Return costs, and the memory need of the fullest worker."""
             model = shape.workload.model
             costs = costs_of_shape(shape, model, self.system, assigned, microbatch_size)
             memory = stage_bytes(*shape, assigned, microbatch_size)

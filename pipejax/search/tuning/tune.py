@@ -166,7 +166,6 @@ def tune(
 
 
 def _parts(over: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the tuned parts in the order of `PARTS`."""
     check_types(over=(over, str, Sequence))
     requested = over.split(",") if isinstance(over, str) else over
     names = [resolve_choice(name, tuple(PARTS), "over") for name in requested]
@@ -211,7 +210,6 @@ def _tune(
     def answer(
         result: BestSetting, stopped: str, baselines: Mapping[str, float | None]
     ) -> Found[TunedSetting]:
-        """Convert a setting to the public result."""
         size, layers, recomputed = (numbers.tolist() for numbers in result.setting)
         stages = {} if over == "size" else {"layers": layers, "recomputed": recomputed}
         count = problem.workload.minibatch // size
@@ -262,7 +260,6 @@ def _tune(
 
 
 def _choose_method(joint: JointProblem) -> tuple[str, str]:
-    """Return the method for this number of settings, and the reason."""
     family = joint.problem.family
     if joint.parts == ("recompute",) and family.is_planned:
         return "exhaustive", f"{family.schedule} is planned for each number of layers"
@@ -274,7 +271,6 @@ def _choose_method(joint: JointProblem) -> tuple[str, str]:
 
 
 def _tune_size(joint: JointProblem, tell: Callable[[BestSetting], object]) -> BestSetting:
-    """Evaluate every legal microbatch size, the fewest microbatches first."""
     workload, system = joint.problem.workload, joint.problem.system
     plain, sizes = plain_settings(joint), list[dict[str, Any]]()
     best: BestSetting | None = None

@@ -142,7 +142,6 @@ class PlanRequest:
 
 
 def _check_schedules(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the full names of schedules; refuse schedules that a plan cannot use."""
     full_names = tuple(schedules.named(name) for name in names)
     if not full_names or len(set(full_names)) < len(full_names):
         raise wrong("schedules", f"must be different names, got {', '.join(names) or 'none'}")
@@ -163,7 +162,6 @@ def _check_schedules(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_values(axis: str, values: Sequence[Any]) -> tuple[Any, ...]:
-    """Check and return the values that a user allows on one axis."""
     if axis not in CHOICES:
         raise unknown("choice", axis, CHOICES)
     if not values:
@@ -313,7 +311,6 @@ def program_shape(request: PlanRequest, layouts: Layouts, row: int) -> ProgramSh
 
 
 def _launcher_refusals(request: PlanRequest, layouts: Layouts) -> NumpyArray:
-    """Return (layouts) why the launcher cannot run a layout; "" if it can."""
     if not request.launcher:
         return np.full(len(layouts), "", object)
     # A launcher may refuse schedules, numbers of microbatches that P does not divide, and

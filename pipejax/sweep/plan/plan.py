@@ -209,7 +209,6 @@ def _progress_saver(
     tell: OnProgress,
     out: str | Path | None,
 ) -> Callable[[], None]:
-    """Return a function that reports progress, and saves to a .zarr store from time to time."""
     last_save = time.perf_counter()
 
     def after_program() -> None:

@@ -92,7 +92,6 @@ def _price_layout(
 
 
 def _layout_numbers(request: PlanRequest, layouts: Layouts) -> Layout:
-    """Return layouts as a batch of numbers for pricing."""
     first = layout_workload(request, layouts, 0).layout(_short_table(request, layouts, 0), 1.0)
     names = ("tensor", "context", "expert", "expert_tensor", "data", "pipeline", "zero")
     columns = {name: getattr(layouts, name).astype(float) for name in names}
@@ -115,7 +114,6 @@ def _whole_layers(request: PlanRequest, layouts: Layouts) -> Int[NumpyArray, "tw
 
 
 def _short_table(request: PlanRequest, layouts: Layouts, row: int) -> ScheduleTable:
-    """Return a layout's table with few microbatches, which has the same placement."""
     shape = program_shape(request, layouts, row)
     return build_table(shape, 2 * shape.workers)
 

@@ -95,7 +95,6 @@ def _row(
 
 
 def _slices(pipelines: Pipelines) -> Iterator[OpTimes]:
-    """Yield summaries of ops and of other slices, by phase, stage and worker."""
     trace = pipelines.trace
     ops = PipelineOps.select(trace, pipelines.pipelines)
     groups = [("op", name, phase_ops.slices) for name, phase_ops in ops.by_kind()]

@@ -229,7 +229,6 @@ class _MicrobatchTimes(NamedTuple):
         return other_runs.with_logs(self.logs[runs])
 
     def with_logs(self, logs: CellLogs) -> "_MicrobatchTimes":
-        """Return the same runs with new times."""
         common, stage_logs, noise = _separate(logs)
         return self._replace(common=common, stage_logs=stage_logs, noise=noise, logs=logs)
 
@@ -632,7 +631,6 @@ def _savings(
 
 
 def _late_launches(replayed: Replay) -> Iterator[Suspect]:
-    """Yield ops that start late in most steps, with their cost per step."""
     pipelines, odd = replayed.pipelines, [*odd_steps(replayed.pipelines)]
     trace, late = pipelines.trace, np.broadcast_to(pipelines.late_launches, len(pipelines.trace))
     num_steps = len({run.step for run in pipelines.pipelines} - {*odd})

@@ -305,7 +305,6 @@ def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
 
 
 def _number_ranks(files: Sequence[RankFile], cells: Cells) -> list[RankFile]:
-    """Number the ranks of all files by the first stage that each of them runs."""
     stages = [
         min((cells[label][0].stage for label in rows.label if cells[label]), default=NONE)
         for file in files

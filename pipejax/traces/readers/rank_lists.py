@@ -133,7 +133,6 @@ def _read_object(path: Path, request: Request) -> dict[str, Any] | None:
 
 
 def _salvage_steps(text: str) -> dict[str, Any]:
-    """Parse every undamaged `"step": {..}` entry of a damaged JSON text."""
     steps = {}
     for begin in _STEP.finditer(text):
         with contextlib.suppress(ValueError, RecursionError):
@@ -198,7 +197,6 @@ def _read_series(entry: Mapping[str, Any], name: str) -> Columns | None:
 
 
 def _is_rank_lists(head: str) -> bool:
-    """Return whether a file has lists of op starts and ends, or the sizes of such a run."""
     is_sizes = '"pp_size"' in head and '"traceEvents"' not in head and len(head) < HEAD_BYTES // 4
     return head.lstrip()[:1] == "{" and (is_sizes or bool(_LIST_OF_TIMES.search(head)))
 

@@ -324,7 +324,6 @@ def _marks_and_spans(trace: Trace, ranks: Sequence[Rows]) -> Iterator[tuple[int,
 
 
 def _have_replicas(ranks: Mapping[int, Rows], cells: Cells) -> bool:
-    """Return whether two ranks run the forward of one stage and microbatch."""
     counts = Counter(label for rows in ranks.values() for label in np.unique(rows.label).tolist())
     shared = [cells[label] for label, count in counts.items() if count > 1]
     return any(cell and cell[0].phase == "F" and cell[0].stage >= 0 for cell in shared)
@@ -413,7 +412,6 @@ def _merge_files(
 
 
 def _drop_damaged_work(rows: Rows, request: Request) -> Rows:
-    """Drop device work that has no duration of at least 0."""
     _, start, end, *_ = rows.work
     why = "they have no duration of at least 0, so the times of their ops lack them"
     is_sound = end >= start  # false for NaN
@@ -422,7 +420,6 @@ def _drop_damaged_work(rows: Rows, request: Request) -> Rows:
 
 
 def _shift(rows: Rows, delay: float) -> Rows:
-    """Add a delay [us] to all times."""
     return rows._replace(
         start=rows.start + delay,
         end=rows.end + delay,
@@ -434,7 +431,6 @@ def _shift(rows: Rows, delay: float) -> Rows:
 
 
 def _join(first: Rows, second: Rows) -> Rows:
-    """Join the rows of two files of one rank."""
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(first, name), getattr(second, name)], axis=-1)
         for name in ("label", "start", "end", "receives", "work", "syncs")

@@ -324,7 +324,6 @@ def _registered_readings(
 
 
 def _divisors(number: int, stated: int) -> list[int]:
-    """List the divisors of a number; if one is stated, only that divisor."""
     candidates = [stated] if stated else range(1, number + 1)
     return [divisor for divisor in candidates if number % divisor == 0]
 

@@ -84,7 +84,6 @@ class _GraphBuilder:
         self.heads.append(heads)
 
     def build(self) -> StepGraph:
-        """Number the nodes in topological order, and return the graph."""
         tail, head = np.concatenate(self.tails), np.concatenate(self.heads)
         order = topological_order(self.size, tail, head)
         number = np.empty_like(order)
@@ -123,7 +122,6 @@ def step_graph(
 def _add_pipeline(
     builder: _GraphBuilder, table: ScheduleTable, program: Program, replica: int
 ) -> list[Row]:
-    """Add the ops and messages of a replica to the graph; return (workers) the nodes of cells."""
     # `node` maps nodes of the replica's program to nodes of the graph of all replicas.
     op = node_ops(program, table)
     is_message = np.isin(program.phase, TRANSFERS)
