@@ -37,7 +37,7 @@ class SweepResults(NamedTuple):
     units: Mapping[str, str]  # {axis or measure: unit}
     status: Int[NumpyArray, " points"]  # index in `STATUS`
     measures: Mapping[str, Float[NumpyArray, " points"]]  # {measure: values}; NaN if unknown
-    bound_by: NumpyArray | None  # (points) name of the resource; None if the sweep lacks it
+    bound_by: NumpyArray | None  # (points) resource that bounds the step; None if not computed
     reasons: NumpyArray  # (points) reason why a point is illegal, or ""
 
     def counts(self) -> dict[str, int]:

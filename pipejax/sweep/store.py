@@ -58,7 +58,7 @@ class Variable(NamedTuple):
     meaning: str  # description, the "long_name"
     per_system: bool  # whether the variable has the axes of systems
     extra: tuple[tuple[str, tuple[str, ...]], ...] = ()  # () or ((further dimension, labels),)
-    flags: tuple[str, ...] = ()  # meanings of the values 0, 1, ..
+    flags: tuple[str, ...] = ()  # meanings of the variable's values 0, 1, ..
 
     def places(self, sweep: Sweep) -> list[int]:
         """Return the indices of the variable's axes that are dimensions of the dataset."""
@@ -222,7 +222,7 @@ def open_store(
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}", str(path))
     with locked(path, wait=False):
-        check_path()  # another process may have written before the lock
+        check_path()  # another process may have written before this one got the lock
         with name_in_errors(path):  # the error of a full disk names no file
             if replace:
                 _remove_content(path)

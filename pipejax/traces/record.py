@@ -48,7 +48,7 @@ class StepBudget(NamedTuple):
     exposed: float  # the device exchanges data and does not compute
     blocking: float  # the device is idle, and the host waits in a call
     launch_starved: float  # the device is idle, and its next work is not launched yet
-    dependency_stalled: float  # the device is idle; its next work is launched, or in the next step
+    dependency_stalled: float  # the device is idle: its next work waits, or is in the next step
     starved_ops: float = 0.0  # launch-starved between first and last op, if waits are recorded
 
 

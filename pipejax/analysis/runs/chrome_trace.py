@@ -219,7 +219,7 @@ def _flows(
     for number, (producer, consumer) in enumerate(ends):
         source, target = slices[producer], slices[consumer]
         if source.start == source.end or target.start == target.end:
-            continue  # nothing can lie inside
+            continue  # an arrow cannot begin or end in a slice of no length
         steps = [("s", source, max(source.start, source.end - 1))]  # kind of event, slice, time
         steps += [("t", sent, min(sent.start + 1, sent.end - 1)) for sent in messages[number][:1]]
         steps.append(("f", target, min(target.start + 1, target.end - 1)))

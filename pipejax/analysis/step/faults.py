@@ -330,7 +330,7 @@ def message_times(
 ) -> Mapping[tuple[int, int], Mapping[int, float]]:
     """Return {pair of workers: {stage boundary between them: mean message time [s]}}."""
     edges = table.grammar.edges(table.num_stages)
-    times = np.zeros((2, table.num_pipes, len(edges)))  # by direction, pipe and boundary
+    times = np.zeros((2, table.num_pipes, len(edges)))  # mean message times [s]
     for name in MESSAGE_FIELDS:
         seconds = np.asarray(getattr(costs, name), float)
         if seconds.ndim == 4:  # the last axis is that of microbatches

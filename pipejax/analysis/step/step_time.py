@@ -209,7 +209,7 @@ class StepTimes:
                 run = run_on_host(program, vector)
                 ends = spans(program, run.duration, run.finish) if steps_overlap else run.finish
                 seconds[row] = ends.max()
-            else:  # an op of one microbatch
+            else:  # the row measures an op of one microbatch
                 seconds[row] = np.asarray(getattr(costs, PHASE_FIELDS[op]))[stage]
         return seconds
 

@@ -34,7 +34,7 @@ class Kind(NamedTuple):
 
 
 def _lognormal(score: Scores, spread: float) -> Scores:
-    variance = math.log1p(spread**2)  # of the logarithm
+    variance = math.log1p(spread**2)  # variance of the factor's logarithm
     return np.exp(math.sqrt(variance) * score - variance / 2)
 
 

@@ -28,10 +28,10 @@ from pipejax.engine.pricing import PerOpCosts, per_op_costs, price
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
-MAX_BYTES = 1 << 28  # of durations and choices in one block
+MAX_BYTES = 1 << 28  # largest size of durations and choices in one block [B]
 GROUP = 64  # samples that are drawn together, from generators of their own
 MAX_GROUPS = 16  # groups that are evaluated together
-BYTES_OF_COLUMN = 60  # per sample and op or message: duration, finish, choice, path, count
+BYTES_OF_COLUMN = 60  # size of an op's or message's duration, finish, choice, path, count [B]
 MAX_SAMPLES = 2**32
 BYTES_PER_SAMPLE = 40  # makespan, draw, and the copies that quantiles and ranks need
 LARGEST_SEED = 2**63 - 1

@@ -34,7 +34,7 @@ from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
-# the power in which the time that a resource takes depends on its parameter
+# the time that a resource takes is proportional to this power of its parameter
 POWERS: Mapping[str, int] = {"s": 1, "FLOP/s": -1, "B/s": -1}
 POWER: Mapping[str, int] = {
     f"{section}.{name}": POWERS[field.dimension]

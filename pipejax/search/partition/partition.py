@@ -117,7 +117,7 @@ class SplitSearch:
         deadlines = {name: start_time + share * seconds for name, share in END_SHARES.items()}
         for name, layout in self.defaults.items():
             self.baselines[name] = self.run(layout)
-        if not self.splits_run:  # too few layers for any runtime: a layer on each first stage
+        if not self.splits_run:  # too few layers for any runtime: put a layer on each first stage
             num_stages, model = self.table.num_stages, self.workload.model
             layers = [int(stage < int(model.layers)) for stage in range(num_stages)]
             mtp = [0] * (num_stages - 1) + [int(model.mtp_layers)]

@@ -50,7 +50,7 @@ SEARCH_STEPS = 10  # iterations of each search of an order or of places
 SOLVER_SECONDS = 8.0
 # builders that try many orders for the times of the run
 SLOWLY_PLANNED = ("v-half", "v-min", "zb-v", "ada-offload")
-MAX_OPS_PLANNED = 128  # slow builders are tried for at most so many microbatches x workers
+MAX_OPS_PLANNED = 128  # largest number of microbatches x workers for which slow builders are tried
 MAX_OPS = 1 << 14  # largest number of stages x microbatches of a table that is tried
 
 
@@ -71,7 +71,7 @@ def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[
     for name in names:
         takes = find(name).options
         if "slices" in takes or ("offload" in takes and not has_host):
-            continue  # ops of slices take other times
+            continue  # the measured op times are not those of slices
         for options in _stage_options(run, name):
             if (name, options) == (scenario.schedule, scenario.options):
                 continue

@@ -140,7 +140,7 @@ class Effect(NamedTuple):
     part: str = ""
     # time by which the other part grows, or that remains of the cause's part [s]
     grows: float = 0.0
-    # time that the change saves if the growing part is removed, too [s]; None if it cannot be
+    # time that the change saves if the growing part is removed, too [s]; None if it stays
     without: float | None = None
 
 
@@ -655,7 +655,7 @@ class _Shelves:
                 is_possible = is_complete or not (has_options or is_by_options)
                 if len(candidate.assumes) <= MAX_ASSUMPTIONS and is_possible:
                     best, names = candidate, common_names
-                    if "recomputation" in candidate.what:  # replaces an earlier recomputation
+                    if "recomputation" in candidate.what:  # it replaces an earlier one
                         titles = [*filter(None, (_RECOMPUTATION.sub("", t) for t in titles))]
                     titles.append(candidate.what)
                     if kind == "settings":

@@ -49,8 +49,8 @@ class ScheduleModel:
         self._input_end: dict[Key, Variable] = {}  # end of I, or of B
         self._gradient_end: dict[Key, Variable] = {}  # end of W, or of B
         self._on_worker: list[list[Interval]] = [[] for _ in range(problem.num_workers)]
-        self._on_host: dict[tuple[int, ...], list[Interval]] = {}  # by workers that share a link
-        self._on_link: dict[tuple[int, int], list[Interval]] = {}  # by (sender, receiver)
+        self._on_host: dict[tuple[int, ...], list[Interval]] = {}  # {workers of a host link: O, L}
+        self._on_link: dict[tuple[int, int], list[Interval]] = {}  # {(sender, receiver): messages}
         self._held: list[list[tuple[Interval, int]]] = [[] for _ in range(problem.num_workers)]
         self.objective = self._time("objective")
         self._paths = paths(problem)

@@ -45,7 +45,7 @@ FIRST_PAIRS = 100  # largest number of pairs (stage, microbatch) in the first ne
 MIN_SHARE = 0.05  # smallest share of the plan in a neighbourhood
 GROWTH = 1.1  # the share grows by this factor if the solver ended, and shrinks at a timeout
 # limits of a step in the solver's deterministic time; the larger limit counts
-STEP = 0.05  # about half a second
+STEP = 0.05  # limit that takes about half a second
 STEP_SHARE = 0.05  # share of the time of all steps since the last gain
 PARTS = (12, 48, 10**6)  # units in the longest forward and backward, on grids that take turns
 STUCK = 0.4  # deterministic time without a gain after which the next grid is tried
@@ -58,7 +58,7 @@ GAINS = (0.0, 0.01, 0.04)  # choices of the share by which a step must shorten t
 def _free_microbatches(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Mark as free all ops of consecutive microbatches, a share of all, chosen at random."""
+    """Mark as free all ops of a random range of microbatches, which is a share of all."""
     count = max(2, round(share * problem.num_microbatches))
     # the window may extend past both ends, so that all microbatches are chosen equally often
     first = rng.integers(1 - count // 2, problem.num_microbatches - count // 2)
@@ -70,7 +70,7 @@ def _free_microbatches(
 def _free_workers(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Mark as free all ops of consecutive workers, a share of all, chosen at random."""
+    """Mark as free all ops of a random range of workers, which is a share of all."""
     count = max(1, round(share * problem.num_workers))
     first = rng.integers(0, problem.num_workers - count + 1)
     is_inside = (problem.worker >= first) & (problem.worker < first + count)

@@ -42,7 +42,7 @@ PerBoundary = Int[NumpyArray, "directions pipes boundaries"]
 
 
 class InfeasibleError(ArgumentError):
-    """No schedule fits within the memory limit."""
+    """Error for a problem without a schedule within the memory limit."""
 
     def __init__(self, text: str, argument: str = "") -> None:
         super().__init__(argument, None, text)

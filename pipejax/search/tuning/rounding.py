@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable
 
 import numpy as np
-import scipy  # its parts are imported at first use
+import scipy  # scipy imports its parts at their first use
 
 from pipejax.base.array_types import Float, Int, NumpyArray
 

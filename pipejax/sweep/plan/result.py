@@ -51,7 +51,7 @@ from pipejax.sweep.plan.search import Estimates, Rows, price, row_groups
 STEP = 1e-4  # relative change of a resource: far above rounding, and few critical paths change
 MAX_FACTOR = 8.0  # largest factor by which a number is multiplied or divided
 POINTS = 25  # number of factors on either side, and in a refinement
-ROUNDS = 3  # number of refinements, which reach 2e-5 of the factor
+ROUNDS = 3  # number of refinements, after which the relative error of a factor is 2e-5
 
 Factors = Mapping[str, Float[NumpyArray, " rows"]]  # {number of the system: factors}
 Logarithms = Float[NumpyArray, " factors"]
@@ -64,7 +64,7 @@ class BreakEven(NamedTuple):
 
     number: str  # name of the number, as in the system's file
     factor: float  # factor nearest to 1 at which the runner-up's step is no longer than the best's
-    value: float  # the number times this factor, in SI units
+    value: float  # number of the machine times `factor`, in SI units
 
 
 def scale_systems(system: System, factors: Factors) -> System:

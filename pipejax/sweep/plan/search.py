@@ -193,8 +193,8 @@ class Estimates(NamedTuple):
     """Memory, bounds and step times of all layouts."""
 
     lower_bound: Times  # lower bound of the step time [s]
-    memory_bytes: Float[NumpyArray, " layouts"]  # need of the fullest worker, per accelerator [B]
-    fits: Bool[NumpyArray, " layouts"]  # whether the need fits in memory
+    memory_bytes: Float[NumpyArray, " layouts"]  # of the fullest worker, per accelerator
+    fits: Bool[NumpyArray, " layouts"]  # whether this memory need is within the limit
     step_time: Times  # exact step time [s]; NaN if it was not evaluated
 
 

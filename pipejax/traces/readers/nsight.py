@@ -50,7 +50,7 @@ _COLLECTIVE = re.compile("AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|Sen
 _WAITS = "value LIKE '%Synchronize%' OR value LIKE 'cu%Memcpy%' AND value NOT LIKE '%Async%'"
 _RANK = re.compile(r"rank[ =](\d{1,9})\b")
 _COMMUNICATOR, _SIZE = "NCCL communicator ID", "Message size [bytes]"
-_SCHEMA_OFFSET, _PAYLOAD_OFFSET = 8, 32  # [bytes]; a header comes before the payload
+_SCHEMA_OFFSET, _PAYLOAD_OFFSET = 8, 32  # positions in a record [bytes]
 _MICROSECOND = 1e3  # [ns]
 
 
@@ -123,7 +123,7 @@ def _read_file(
         raise wrong("files", why + ", ".join(missing_tables) + hint)
     by_number: dict[int, _Process] = defaultdict(_Process)
     for entry in sorted(_read_ranges(database)):
-        process = by_number[entry.thread >> 24]  # the lower bits are the thread
+        process = by_number[entry.thread >> 24]  # the lower 24 bits are the thread
         process.ranges.append(entry)
         process.threads.add(entry.thread)
     for table in filter(tables.__contains__, _WORK):

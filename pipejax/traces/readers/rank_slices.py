@@ -255,7 +255,7 @@ def join_ranks(
     ranks, notes, has_clock = _merge_files(files, keys, request)
     if not ranks:
         return empty_trace(request.left_out)
-    # otherwise the numbers of ops are inferred
+    # if labels lack numbers of ops, they are inferred
     forwards = [op for cell in cells for op in cell if op.phase == "F"]
     is_numbered = all(
         op.microbatch >= 0 and (op.stage, op.chunk) != (NONE, NONE) for op in forwards
