@@ -282,7 +282,7 @@ def test_rows_of_a_planned_schedule_are_named(name, slots, tmp_path):
     costs = pj.Costs(seconds["F"], 2.0, input_grad=seconds["I"], weight_grad=seconds["W"])
     run = pj.Scenario(pj.costing.TableFile(str(tmp_path / "ops.json")), costs=costs)
     begin = pj.explain(run, schedules=["1f1b"]).memory.begin.scenario
-    rows = [[[*filter(None, row)] for row in made.rows()] for made in (begin.table(), table)]
+    rows = [[[*filter(None, row)] for row in item.rows()] for item in (begin.table(), table)]
     assert isinstance(begin.schedule, str)
     assert rows[0] == rows[1]
     trace = pj.traces.record_runs([pj.evaluate(table, costs)] * 3)

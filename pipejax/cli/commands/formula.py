@@ -161,6 +161,11 @@ def _place_text(at: Mapping[str, float], form: "pj.results.Formula") -> str:
 HEIGHT = 3.4  # inches, the legend above included
 
 
+def _rival_table(rival: TableFields) -> pj.ScheduleTable:
+    with progress(f"building {rival.schedule}"):
+        return rival.scenario(settings=rival.settings.only(rival.name or "")).table()
+
+
 @options
 def formula(
     *,
@@ -201,12 +206,10 @@ def formula(
     form_family = None if symbol is None else _family(settings, symbol, numbers)
     rivals = [] if versus is None else [settings.rival(name.strip()) for name in versus.split(",")]
     schedule_labels = with_labels(labels, [table.name, *(rival.schedule or "" for rival in rivals)])
-    tables, plans = [table], {table.name: run.planned_for(table)}
-    for rival in rivals:
-        with progress(f"building {rival.schedule}"):
-            tables.append(rival.scenario(settings=rival.settings.only(rival.name or "")).table())
-        plans[tables[-1].name] = rival.planned_for(tables[-1])
-    plans = {name: times for name, times in plans.items() if times}
+    tables = [table, *map(_rival_table, rivals)]
+    runs = zip([run, *rivals], tables, strict=True)
+    times_by_table = {table.name: run.planned_for(table) for run, table in runs}
+    plans = {name: times for name, times in times_by_table.items() if times}
     if rivals and names is None and len({Phase.W in table.used_phases for table in tables}) > 1:
         settings = settings._replace(names=["F", "I", "W", "c"])  # times that all of them have
     form, *others = map(settings.form, tables)

@@ -177,10 +177,10 @@ def _message_times(replayed: Replay, pipeline: Pipeline | None) -> LinkTimes:
     """Return the message time of each link in a pipeline, or in the one of the longest messages."""
     runs, times = replayed.pipelines.pipelines, replayed.link_times
     scales = np.broadcast_to(replayed.pipelines.link_scales, (len(runs), len(times)))
-    row = (scales @ times).argmax()
-    if pipeline is not None:
-        row = [run[:2] for run in runs].index(pipeline[:2])  # step and replica
-    return times * scales[row]
+    if pipeline is None:
+        return times * scales[(scales @ times).argmax()]
+    steps_and_replicas = [run[:2] for run in runs]
+    return times * scales[steps_and_replicas.index(pipeline[:2])]
 
 
 def cost_fields(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArray]:
