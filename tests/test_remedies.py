@@ -136,6 +136,26 @@ def test_every_recomputation_of_the_launcher_is_tried_beside_a_table_file(name, 
         assert remedy.step_time == pytest.approx(other.evaluate().step_time, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("zero", "replicas", "gathers"), [(0, 8, False), (1, 8, True), (2, 8, True), (1, 1, False)]
+)
+def test_an_update_is_named_with_the_weights_that_it_gathers(zero, replicas, gathers):
+    """Replicas that split the optimizer (ZeRO 1, 2) gather the weights after the update."""
+    workload = pj.Workload(LLAMA, minibatch=2, data_parallel=replicas, zero=zero)
+    run = pj.Scenario("1f1b", 4, 2, costs=pj.costing.ModelCosts(workload, H100))
+    result = pj.explain(run, schedules=["1f1b"])
+    updates = [fault.why for fault in result.faults if fault.kind == "update"]
+    updates += [part.meaning for part in result.parts if part.name == "update"]
+    updates += [r.what for r in result.remedies if r.what.startswith("update")]
+    assert len(updates) == 3
+    assert ["all-gather" in text for text in updates] == [gathers] * 3
+    (exchange,) = (part.meaning for part in result.parts if part.name == "exchange")
+    assert exchange == ("reduce-scatter of gradients" if gathers else "all-reduce of gradients")
+    fast = dataclasses.replace(workload, overlap=1.0)
+    hidden = run.with_workload(fast).evaluate()
+    assert (hidden.costs.update.max() < run.evaluate().costs.update.max()) == gathers
+
+
 # one planted fault in the terms of a launcher
 
 LAUNCHERS = ("Megatron-LM", "Megatron-Bridge", "torchtitan", "DeepSpeed")

@@ -82,7 +82,8 @@ class Candidate:
     @functools.cached_property
     def step_parts(self) -> list[Part]:
         """List the parts of the step time."""
-        return step_parts(self.run)
+        texts, parts = self.part_texts, step_parts(self.run)
+        return [p._replace(meaning=texts.get(p.name, {}).get("meaning", p.meaning)) for p in parts]
 
     @property
     def parts(self) -> Mapping[str, float]:
@@ -92,7 +93,16 @@ class Candidate:
     @functools.cached_property
     def faults(self) -> list[Fault]:
         """List the faults that make the run slow."""
-        return find_faults(self.run, self.step_parts)
+        texts, faults = self.part_texts, find_faults(self.run, self.step_parts)
+        return [f._replace(why=texts.get(f.kind, {}).get("cause", f.why)) for f in faults]
+
+    @property
+    def part_texts(self) -> Mapping[str, Mapping[str, str]]:
+        """Return texts on parts of the step that replicas with a split optimizer (ZeRO) run."""
+        workload = self.scenario.source.workload
+        if workload is None or workload.data_parallel * workload.context_parallel == 1:
+            return {}
+        return RECORDS["split optimizer"] if workload.zero in (1, 2) else {}
 
     @functools.cached_property
     def bound(self) -> float:

@@ -311,7 +311,8 @@ def hardware(run: Candidate) -> Iterator[Candidate]:
                 for field in fields
                 if field in GROUPS or np.any(np.asarray(costs[PHASE_FIELDS.get(field, field)]) > 0)
             ]
-            yield run.scaled(what, rules, "faster hardware or smaller messages")
+            title = run.part_texts.get(part, {}).get("faster", what)
+            yield run.scaled(title, rules, "faster hardware or smaller messages")
 
 
 def places(run: Candidate) -> Iterator[Candidate]:
