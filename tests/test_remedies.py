@@ -14,6 +14,7 @@ from launch_reader import read_launch
 import pipejax as pj
 from pipejax.cli.output.remedies import _best_rows as best_rows
 from pipejax.schedules.table.table_files import to_csv
+from pipejax.search.remedies.explain import shortens
 
 H100 = pj.load_system("h100")
 LLAMA = pj.load_model("llama3-8b")
@@ -517,3 +518,40 @@ def test_a_slow_host_is_a_cause_of_any_table(schedule, model, options, fields):
     # the step without this cause takes as long as that of a host which takes no time
     assert cause.seconds == pytest.approx(steps[0] - steps[1], rel=1e-6)
     assert not any(cause.kind == "host" for cause in pj.explain(fast, schedules=["1f1b"]).faults)
+
+
+@pytest.mark.parametrize(
+    ("name", "link", "slow"),
+    [
+        ("gpipe", "blocking", (1.0, 6.0)),
+        ("gpipe", "delay", (9.0, 9.0)),
+        ("1f1b", "blocking", (8.0, 1.0)),
+        ("1f1b", "delay", (5.0, 5.0)),
+    ],
+)
+def test_a_remedy_shortens_a_slow_link_only_if_it_then_costs_less(name, link, slow):
+    """The link between workers 2 and 3 costs what it would save at the others' mean time."""
+    times = np.full((2, 1, 5), 0.1)
+    times[:, 0, 2] *= slow
+    repaired = times.copy()
+    repaired[:, 0, 2] /= np.mean(slow)
+
+    def link_cost(table):
+        pair = (pj.Costs(1.0, 2.0, 1.0, 1.0, transmit=row) for row in (times, repaired))
+        begin, end = (pj.evaluate(table, costs, link=link).step_time for costs in pair)
+        return begin - end, begin
+
+    table = pj.schedules.build(name, num_workers=6, num_microbatches=12)
+    costs = pj.Costs(1.0, 2.0, 1.0, 1.0, transmit=times)
+    names = ["gpipe", "1f1b", "zb-h1", "zb-h2"]
+    result = pj.explain(table, costs, link=link, schedules=names, memory_limit=99.0)
+    first = next(fault for fault in result.faults if fault.kind == "link")
+    result = dataclasses.replace(result, bottleneck=first)
+    now, _ = link_cost(table)
+    assert result.bottleneck.seconds == pytest.approx(now, rel=1e-9)
+    remedies = [remedy for remedy in result.remedies if remedy.kind == "schedule"]
+    assert remedies
+    for remedy in remedies:
+        later, step = link_cost(remedy.scenario.table())
+        later = later if later > 0.01 * step else 0.0  # less is no cause
+        assert shortens(remedy, result) == (now - later > 0.1 * now), remedy.what

@@ -83,7 +83,7 @@ MAX_ASSUMPTIONS = 1  # largest number of assumptions of a remedy
 TREATMENTS: Mapping[str, Mapping[str, str]] = RECORDS["treatments"]
 PARTS = {"link": "messages"}  # {kind of cause: its part of the step, if the name differs}
 ENDS = "start", "end"
-CAUSE_PARTS = {"link": ("messages", "blocking"), "schedule": ENDS, "microbatches": ENDS}
+CAUSE_PARTS = {"schedule": ENDS, "microbatches": ENDS}
 MIN_SHORTENED = 0.1  # share of a cause that a remedy must save to count as shortening the cause
 MIN_DIFFERENCE = 0.05  # share of the larger time from which two effects differ
 
@@ -309,15 +309,15 @@ def shortens(remedy: Remedy, explanation: Explanation) -> bool:
     fault, base = explanation.bottleneck, explanation.memory.begin
     if fault.kind == "recompute":
         return "recomputation" in remedy.what
-    if fault.kind in IN_LAYERS:
-        rest = _faults_of_layers(Candidate(remedy.scenario))
+    changed = Candidate(remedy.scenario)
+    if fault.kind in IN_LAYERS or fault.kind == "link":
+        rest = [*changed.faults, *_faults_of_layers(changed)]
         seconds = next((other.seconds for other in rest if other.kind == fault.kind), 0.0)
         return fault.seconds - seconds > MIN_SHORTENED * fault.seconds
     names = CAUSE_PARTS.get(fault.kind, (fault.kind,))
     if remedy.kind in TREATMENTS.get(fault.kind, ()) or names[0] not in base.parts:
         return True  # a treatment, or a fault that is no part of the step, such as memory
-    parts = Candidate(remedy.scenario).parts
-    saved = sum(base.parts[name] - parts.get(name, 0.0) for name in names)
+    saved = sum(base.parts[name] - changed.parts.get(name, 0.0) for name in names)
     return saved > MIN_SHORTENED * fault.seconds
 
 
@@ -331,7 +331,11 @@ def named_scenario(scenario: Scenario) -> Scenario:
     for name, variant in matches:
         match = scenario.replace(schedule=name, options=variant, **size)
         try:
-            if name in REGISTRY and has_same_order(match.replace(edits=()).table(), table):
+            if name not in REGISTRY:
+                continue
+            # a file may have other idle slots than a plan for these times
+            is_same = has_same_order if REGISTRY[name].planned else is_same_table
+            if is_same(match.replace(edits=()).table(), table):
                 return match
         except ValueError:  # no such schedule exists for these numbers
             continue
