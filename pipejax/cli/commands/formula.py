@@ -1,7 +1,6 @@
 """`pipejax formula`: the makespan of a table as an exact form in a few parameters."""
 
 import dataclasses
-import itertools
 import json as json_text
 import math
 import re
@@ -231,11 +230,8 @@ def formula(
     out.save_text(json_text.dumps(result, allow_nan=False))
 
     def view() -> Iterator[object]:
-        form_lines = [*form_view(table, form, plans)]
-        lines = (plain(t) for other in comparisons for t in versus_lines(other, form, plans))
-        for line in itertools.islice(lines, 1):
-            yield from (line, form_lines.pop(1))  # the letters stand before the formulas
-        yield from lines
+        for comparison in comparisons:
+            yield from map(plain, versus_lines(comparison, form, plans))
         if not per_worker and len({table.stages_per_worker for table in tables}) > 1:
             yield "stages per worker differ: with --per-worker all do the same work"
         if regimes is not None:
@@ -245,7 +241,7 @@ def formula(
         if form_family is not None:
             ratio = table.num_microbatches / table.num_workers
             yield from map(plain, family_lines(form_family, ratio))
-        yield from form_lines
+        yield from form_view(table, form, plans)
 
     return Answer(result, view(), details=form_details(form))
 
