@@ -161,5 +161,5 @@ def _kinds(costs: Costs, count: int) -> Order:
         for name, time in vars(costs).items()
         if differs_by_microbatch(name, time)
     ]
-    _, kind = np.unique(np.concatenate(rows), axis=1, return_inverse=True)  # of equal columns
+    _, kind = np.unique(np.concatenate(rows), axis=1, return_inverse=True)
     return kind.reshape(count)
