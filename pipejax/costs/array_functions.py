@@ -19,7 +19,7 @@ from pipejax.base.many_numbers import FUNCTIONS, Many
 if TYPE_CHECKING:
     Computed = Array  # without np.ndarray: the union would double the time of mypy
 else:
-    Computed = Array | np.ndarray
+    Computed = Array | np.ndarray | Many  # `Many` has the shape of one configuration
 
 
 def _dispatch(name: str) -> Callable[..., Any]:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.array_types import Array, Float, Num, NumpyArray
 from pipejax.base.checks import as_floats, wrong
 from pipejax.costs import array_functions as xp
 from pipejax.costs.costs import Costs
 
 PerStage = float | Sequence[float] | Float[NumpyArray, " stages"]
-Sizes = Float[NumpyArray, "*batch chunks"] | Float[Array, "*batch chunks"]
+Sizes = Num[NumpyArray, "*batch chunks"] | Num[Array, "*batch chunks"]
 
 
 def chunk_costs(

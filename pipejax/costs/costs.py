@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.array_types import Num, NumpyArray
 from pipejax.base.checks import UnknownNameError, check_types, unknown
 from pipejax.base.display import short_repr
 from pipejax.base.jax_on_demand import is_array, jnp, register
+from pipejax.costs.array_functions import Computed
 from pipejax.costs.precision import checked_seconds, float_type
 from pipejax.schedules.cells.ops import COPY, KINDS, MICROBATCH, TIMED, AnyPhase, Phase
 from pipejax.schedules.table.table import ScheduleTable
 
-Seconds = float | Sequence[float] | Float[Array, "..."] | Float[NumpyArray, "..."]
+Seconds = float | np.number | Sequence[float] | Num[Computed, "..."] | Num[NumpyArray, "..."]
 
 PHASE_FIELDS: Mapping[str, str] = {phase.name: KINDS[phase].time for phase in TIMED}
 CONTRADICTION = 0.01  # share by which B may differ from I + W in files and options

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base import longest_path
-from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.array_types import Array, Bool, Float, Int, Num, NumpyArray
 from pipejax.base.checks import as_floats, check_types, wrong
 from pipejax.base.display import Drawn, with_short_repr
 from pipejax.costs.costs import Costs
@@ -80,7 +80,7 @@ class Evaluation(Drawn):
     bubble_overhead: float
     max_span: float
     span_bubble_ratio: float
-    peak_in_flight: Int[NumpyArray, " workers"]
+    peak_in_flight: Num[NumpyArray, " workers"]
     critical: Bool[NumpyArray, " nodes"]
     path_share: Mapping[str, float]
     table: ScheduleTable
@@ -249,7 +249,7 @@ def _path_share(
 
 
 _ROUNDING = 1e-9  # relative rounding error of sums of sizes
-Sizes = float | Sequence[float] | Float[NumpyArray, "..."] | Int[NumpyArray, "..."]
+Sizes = float | Sequence[float | Sequence[float]] | Num[NumpyArray, "..."]
 PerStage = Float[NumpyArray, "stages *microbatches"]
 
 
@@ -423,7 +423,7 @@ def _steps(
     return worker, time, held, peak, peak_at
 
 
-def _same_axes(*sizes: PerStage) -> list[PerStage]:
+def _same_axes(*sizes: Float[NumpyArray, "stages ..."]) -> list[Float[NumpyArray, "stages ..."]]:
     """Add an axis of microbatches to all sizes if one of them has this axis."""
     has_microbatches = any(size.ndim == 2 for size in sizes)
     return [size[:, None] if has_microbatches and size.ndim == 1 else size for size in sizes]

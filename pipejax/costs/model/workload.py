@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.cached_method import cached_method
 from pipejax.base.checks import (
     MAX_COUNT,
@@ -48,7 +48,7 @@ from pipejax.schedules.table.table import ScheduleTable
 
 # fields that `Workload` and `Layout` share by name
 _SHARED_FIELDS = [field for field in dataclasses.fields(Layout) if field.name in WORKLOAD_FIELDS]
-PerStage = Float[NumpyArray, " stages"] | Float[Array, " stages"]
+PerStage = Float[NumpyArray, " stages"] | Float[xp.Computed, " stages"]
 Stragglers = Mapping[int, float] | tuple[tuple[int, float], ...]
 
 

@@ -27,6 +27,7 @@ from pipejax.costs.system.system import Number, Numbers, System
 from pipejax.schedules.table.table import ScheduleTable
 
 ByPhase = Float[Computed, " phases"]
+PerOp = Float[Computed, "stages *microbatches"]
 
 
 class Exchanges(NamedTuple):
@@ -240,7 +241,7 @@ def with_kinds(
     costs: Costs,
     kinds: Mapping[str, tuple[str, int]],
     attention: Mapping[str, PerStage],
-    exchanges: Mapping[str, PerStage],
+    exchanges: Mapping[str, PerOp],
 ) -> Costs:
     """Add costs for custom kinds of ops that run attention, experts or their exchanges."""
     # `kinds` has entries of `LAYER_PARTS`. {cost field: (stages)}: `attention` is the share of

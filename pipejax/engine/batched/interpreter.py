@@ -176,7 +176,7 @@ def _levels(ops: BinaryOps) -> Ops:
     return np.array(level[:-2], np.int64)
 
 
-def _with_copies(ops: BinaryOps, level: Ops) -> tuple[Ops, Ops, Ops, Ops, Ops]:
+def _with_copies(ops: BinaryOps, level: Ops) -> tuple[Int[NumpyArray, " all_ops"], ...]:
     """Add an op that copies a value, for each value that is read an even number of levels later."""
     # Return (first, second, lag, duration, level) of all ops: two operands, two cost positions.
     # A copy is an op one level after its value, in the other buffer, where these readers read it.

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.array_types import Float, Num, NumpyArray
 from pipejax.base.checks import MismatchError, as_floats, share, whole_number
 from pipejax.schedules.cells.ops import SPLIT, Op, Phase
 from pipejax.schedules.heuristics.list_scheduling import Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import ROUNDING, Time, TimedOps, Timeline, Work
 from pipejax.schedules.table.held_activations import WEIGHT_SHARE
 
-Numbers = float | Sequence[float] | Float[NumpyArray, "..."]
+Numbers = float | Sequence[float] | Num[NumpyArray, "..."]
 
 
 class LimitedPipe(NamedTuple):

@@ -208,9 +208,7 @@ class HeldParts(NamedTuple):
 Bytes = Float[NumpyArray, " stages"]
 
 
-def in_flight(
-    table: ScheduleTable, sizes: Bytes | None = None
-) -> Int[NumpyArray, "workers slots"] | Float[NumpyArray, "workers slots"]:
+def in_flight(table: ScheduleTable, sizes: Bytes | None = None) -> Num[NumpyArray, "workers slots"]:
     """Return the number, or size, of activations that each worker holds in each slot."""
     ops = HeldOps.from_content(table)
     on_host = is_phase(ops.phase, table.grammar.host)
@@ -223,7 +221,7 @@ def in_flight(
     return np.cumsum(changes, axis=1)[:, :-1]
 
 
-def peak_in_flight(table: ScheduleTable) -> Int[NumpyArray, " workers"]:
+def peak_in_flight(table: ScheduleTable) -> Num[NumpyArray, " workers"]:
     """Return the largest number of activations that each worker holds at the same time."""
     return in_flight(table).max(axis=1, initial=0)  # nothing before the first op
 

@@ -134,7 +134,7 @@ def error_bands(residual: Float[NumpyArray, " rows"], groups: int) -> tuple[Band
 
 
 def band_coverage(
-    by_fold: Sequence[Float[NumpyArray, " rows"]],
+    by_fold: Sequence[Float[NumpyArray, " _"]],
     residual: Float[NumpyArray, "folds rows"],
     left_out: Bool[NumpyArray, "folds rows"],
 ) -> Mapping[int, float]:
