@@ -321,6 +321,42 @@ def test_megatron_bridge_takes_the_options_of_megatron_as_fields_of_its_records(
     ]
 
 
+# MaxText asserts stages x repeats x layers per stage = decoder layers, which it counts in pairs of a
+# local and a global layer: 21 for gemma2-9b, 23 for gemma2-27b. Other turns are blocks of several
+# layers only without a pipeline.
+@pytest.mark.parametrize(
+    ("layers", "windowed", "experts", "workers", "stages", "per_stage"),
+    [
+        (42, 21, False, 3, 1, 7),  # 3 x 1 x 7 = 21
+        (42, 21, False, 7, 3, 1),  # 7 x 3 x 1 = 21
+        (42, 21, False, 2, 1, None),  # 21 is odd
+        (46, 23, False, 2, 1, None),  # 23, too
+        (46, 23, False, 1, 1, 0),
+        (60, 50, False, 2, 1, None),  # five local, one global
+        (36, 18, True, 2, 1, None),
+        (32, 32, False, 4, 2, 4),  # all layers have a window: 4 x 2 x 4 = 32
+        (32, 0, False, 4, 2, 4),
+    ],
+)
+def test_maxtext_splits_local_and_global_layers_in_pairs(
+    layers, windowed, experts, workers, stages, per_stage
+):
+    base = pj.load_model("gpt-oss-120b") if experts else LLAMA
+    window = 128 if windowed else None
+    model = dataclasses.replace(base, layers=layers, windowed_layers=windowed, window=window)
+    table = pj.schedules.build(
+        "circular", num_workers=workers, num_microbatches=workers * 2, stages_per_worker=stages
+    )
+    workload = pj.Workload(model, workers * 2, recompute="full")
+    (launch,) = pj.costing.launches(workload, table, "MaxText")
+    assert bool(launch.lacks) == (per_stage is None), launch.lacks
+    assert all("with and without a window" in text for text in launch.lacks)
+    if per_stage is not None:
+        assert launch.options.get("num_layers_per_pipeline_stage", 0) == per_stage
+        pairs = layers // 2 if 2 * windowed == layers else layers
+        assert per_stage == 0 or workers * stages * per_stage == pairs
+
+
 def test_maxtext_has_two_schedules_and_full_recomputation():
     table = pj.schedules.build("circular", num_workers=4, num_microbatches=8)
     workload = pj.Workload(LLAMA, 16, tensor_parallel=2, data_parallel=4, zero=3, recompute="full")

@@ -259,6 +259,12 @@ class _Job(_Pipeline):
         self.overlaps_experts |= spreads_experts and workload.expert_overlap > 0
 
     @property
+    def layer_kinds(self) -> int:
+        """Return the number of kinds of layers: 2 if only some have a window."""
+        model = self.workload.model
+        return 1 if int(model.windowed_layers) in (0, int(model.layers)) else 2
+
+    @property
     def has_equal_layers(self) -> bool:
         return self.is_even and self.end_units == (0, 0)
 
@@ -593,7 +599,8 @@ def _maxtext(job: _Job) -> Options:
     if job.workers > 1:
         device_batch *= job.table.num_microbatches
         options["num_pipeline_microbatches"] = job.table.num_microbatches
-        options["num_layers_per_pipeline_stage"] = int(job.layers[0])
+        # MaxText counts a layer with a window and one without it, in turn, as one layer
+        options["num_layers_per_pipeline_stage"] = int(job.layers[0]) // job.layer_kinds
         if workload.zero == 1:  # gather weights once for all microbatches
             options["pipeline_fsdp_ag_once"] = True
     elif job.table.num_microbatches > 1:
@@ -608,6 +615,11 @@ def _unsupported_by_maxtext(job: _Job) -> Iterator[str]:
         yield f"schedule {job.schedule} (gpipe and circular are there)"
     if has_pipeline and len({*job.layers.tolist()}) > 1:
         yield "stages with unequal layers"
+    # all stages are copies of one module, which has the layers of Gemma 2 in pairs
+    model, layers = workload.model, int(job.layers[0])
+    is_paired = not workload.has_experts and 2 * int(model.windowed_layers) == int(model.layers)
+    if has_pipeline and job.layer_kinds > 1 and not (is_paired and layers % 2 == 0):
+        yield f"stages of {layers} layers with and without a window (even ones in turn are there)"
     if has_pipeline and job.table.num_microbatches % job.workers:
         yield f"{job.table.num_microbatches} microbatches (multiples of {job.workers} are there)"
     if workload.zero == 2 or (workload.zero == 1 and not has_pipeline):
