@@ -437,3 +437,20 @@ def test_degrees_that_cut_unequal_parts_are_named(
     assert cuts in notes
     assert ("no launcher runs it" in notes) is bool(cuts)
     assert cuts in " ".join(call("evaluate", *line)[1].split())
+
+
+@pytest.mark.parametrize(
+    ("total", "launcher", "differs"),
+    [
+        (30, "torchtitan", False),  # 32 units in 4 stages of 8: 7 8 8 7 there, too
+        (31, "torchtitan", True),  # 33 units: 9 8 8 8 there, so 8 8 8 7 layers
+        (32, "torchtitan", True),  # 34 units: 9 9 8 8 there, so 8 9 8 7 layers
+        (32, "megatron-lm", False),
+    ],
+)
+def test_a_split_that_torchtitan_itself_lacks_is_named(total, launcher, differs, answer, tmp_path):
+    model = small_file(tmp_path / "small.json", total)
+    line = ("explain", "-s", "1f1b", "-P", 4, "-M", 8, "-m", model, "-y", "h100", "--minibatch", 8)
+    run = (*line, "--schedules", "1f1b", "--launcher", launcher)
+    notes = " ".join(answer(*run).get("notes", ()))
+    assert ("torchtitan itself has the remaining ones first" in notes) == differs

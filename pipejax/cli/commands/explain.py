@@ -146,6 +146,8 @@ def _view(explanation: "pj.results.Explanation", result: Mapping[str, Any]) -> I
     is_named = isinstance(schedule, str) and not result["schedule"].startswith(schedule)
     note = f" (same rows as {schedule})" if is_named else ""
     yield f"{heading(result, note)}; {LINK_TEXTS[result['link']]}"
+    if explanation.bottleneck.kind == "imbalance":  # perhaps of a split that torchtitan lacks
+        yield from (plain(text) for text in result.get("notes", ()) if "torchtitan itself" in text)
     yield from advice_view(explanation, result["remedies"])
 
 
