@@ -161,7 +161,8 @@ def _result(planned: "PlanResult", stages: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": planned.request.model.name,
         "system": planned.request.system.name,
-        **pick(planned.request, "gpus minibatch launcher memory_limit headroom room"),
+        **pick(planned.request, "gpus minibatch launcher memory_limit headroom"),
+        "room": planned.request.usable_memory,
         "best": _as_json(planned.best) | stages,
         "runners_up": [_as_json(entry) for entry in planned.runners_up],
         "outside": [_as_json(entry) for entry in planned.outside],
