@@ -233,7 +233,7 @@ def test_a_sweep_is_known_by_what_its_stacks_say(tmp_path):
     [
         ({"stack": "torch"}, "sweep: stack: unknown stack 'torch': known are automodel-2025"),
         ({"stack": 3}, "sweep: stack must be a name or the path of a .json file, got 3"),
-        ({"stack": ["", ""]}, "sweep: stack holds  twice"),
+        ({"stack": ["", ""]}, "sweep: stack lists '' more than once"),
         (
             {"stack": ["", "composer-2023"], "systems": ["h100", "b200"]},
             "sweep: stack composer-2023: b200 does not say how fast flash-attention-1 is",

@@ -274,7 +274,7 @@ def read_axis(name: str, entry: Any, where: str, check: Any, unit: str = "") -> 
     labels = [label(value) for value in values]
     if len(set(labels)) < len(labels):
         [(duplicate, _)] = Counter(labels).most_common(1)
-        raise ValueError(f"{where} holds {duplicate} twice")
+        raise ValueError(f"{where} lists {duplicate!r} more than once")
     return Axis(name, values, unit, is_listed)
 
 

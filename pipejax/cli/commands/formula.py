@@ -306,7 +306,7 @@ class _FormOptions(NamedTuple):
     def rival(self, schedule: str) -> TableFields:
         """Choose another schedule of the same size."""
         if self.run.schedule is None:
-            raise ValueError("--versus needs --schedule NAME: P and M of a schedule file are fixed")
+            raise ValueError("--versus needs --schedule NAME, not a file: it compares schedules of equal P and M")
         return dataclasses.replace(self.run, schedule=named(schedule))
 
 
@@ -346,7 +346,7 @@ def _family(settings: _FormOptions, symbol: str, numbers: list[int]) -> "pj.resu
 
     workers, microbatches = settings.run.workers, settings.run.microbatches
     if settings.run.schedule is None or workers is None or microbatches is None:
-        raise ValueError("--family needs --schedule NAME: P and M of a schedule file are fixed")
+        raise ValueError("--family needs --schedule NAME, not a file, because it changes P or M")
     if symbol == "P" and microbatches % workers:
         raise ValueError(
             f"--family P needs as many microbatches as a multiple of {workers} workers, got "
