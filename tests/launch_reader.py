@@ -110,6 +110,9 @@ AXES = ("data", "fsdp", "tensor", "tensor_sequence", "context", "expert", "pipel
 def _torchtitan(options, launch, begin):
     workers, layout, per_worker = options.get("pipeline_parallel_degree", 1), None, None
     schedule = TORCHTITAN[options["pipeline_parallel_schedule"]]
+    if file := options.get("pipeline_parallel_schedule_csv"):  # then the name only places stages
+        schedule = file.removesuffix(".csv")
+        assert schedule == begin.schedule, "an option names a table file that the run lacks"
     workload = begin.source.workload
     if modules := options.get("module_fqns_per_model_part"):
         counts = [sum(name.startswith("layers.") for name in names) for names in modules]

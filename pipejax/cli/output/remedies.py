@@ -163,14 +163,13 @@ def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -
     ends = sum(part.seconds for part in explanation.parts if part.name in ("start", "end"))
     if ends > worst.seconds and not kinds & {"schedule", "microbatches"}:
         text = f"also: start and end of the pipeline take {_with_share(ends, explanation)}"
-        name, remedies = explanation.launcher, explanation.remedies
-        schedules = [r for r in remedies if r.kind == "schedule" and r.fits and r.saves > 0]
-        schedules = [r for r in schedules if name in (None, *r.launchers)]
-        if best := max(schedules, key=lambda r: r.saves, default=None):
-            yield plain(f"{text}; {best.what} saves {_with_share(best.saves, explanation)}")
-        else:
-            owner = f" of {name}" if name else ""
-            yield plain(f"{text}; no schedule{owner} that fits makes the step shorter")
+        name = explanation.launcher
+        schedules = [r for r in explanation.remedies if r.kind == "schedule" and r.fits]
+        saving = [r for r in schedules if r.saves > 0 and name in (None, *r.launchers)]
+        end = f"no schedule{f' of {name}' if name else ''} that fits makes the step shorter"
+        if best := max(saving, key=lambda r: r.saves, default=None):
+            end = f"{best.what} saves {_with_share(best.saves, explanation)}"
+        yield plain(f"{text}; {end}")
     others = [fault for fault in explanation.faults if fault is not worst]
     for place, fault in enumerate(others):
         if place < MAX_OTHER_CAUSES or fault.kind in ALWAYS_SHOWN:

@@ -327,12 +327,9 @@ def named_scenario(scenario: Scenario) -> Scenario:
         return scenario
     table = scenario.replace(edits=()).table()
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
-    matches = filter(None, (registered(table), (table.name, {}), *_planned_schedules(table)))
-    for name, variant in matches:
+    for name, variant in (*filter(None, [registered(table)]), *_planned_schedules(table)):
         match = scenario.replace(schedule=name, options=variant, **size)
         try:
-            if name not in REGISTRY:
-                continue
             # a file may have other idle slots than a plan for these times
             is_same = has_same_order if REGISTRY[name].planned else is_same_table
             if is_same(match.replace(edits=()).table(), table):
@@ -344,12 +341,14 @@ def named_scenario(scenario: Scenario) -> Scenario:
 
 def _planned_schedules(table: ScheduleTable) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield schedules that may have planned a table, for the times of the run or for equal ops."""
-    is_large = table.num_workers * table.num_microbatches > changes.MAX_OPS_PLANNED
+    is_small = table.num_workers * table.num_microbatches <= changes.MAX_OPS_PLANNED
     for name, builder in REGISTRY.items():
         has_stages = builder.stages_per_worker * table.num_workers == table.num_stages
-        has_host = "offload" in builder.options
-        if builder.planned and has_stages and not is_large and not has_host:
-            yield from ((name, {}), (name, {"slots": UNIT_SLOTS}))
+        is_plan = builder.planned and "offload" not in builder.options and has_stages and is_small
+        if is_plan or name == table.name:
+            yield name, {}
+        if is_plan:
+            yield name, {"slots": UNIT_SLOTS}
 
 
 def is_same_table(table: ScheduleTable, other: ScheduleTable) -> bool:
@@ -491,12 +490,6 @@ class _Shelves:
         names = () if kind in OF_HARDWARE else step_launchers(old, new, may_lack=may_lack)
         return tuple(name for name in names if self.launcher in (None, name))
 
-    def _is_cured(self, candidate: Candidate) -> bool:
-        """Return whether a launcher lacks a feature of a candidate only if it recomputes."""
-        names = complete_launchers(_without_recomputation(candidate))
-        names -= complete_launchers(candidate)
-        return bool(names if self.launcher is None else names & {self.launcher})
-
     def remedy(self, kind: str, candidate: Candidate, launchers: Sequence[str]) -> Remedy:
         return Remedy(
             kind,
@@ -621,23 +614,14 @@ class _Shelves:
         runs = [c for kind in COMBINED[:2] for c in self.candidates(kind, memory.begin)]
         if any(c.step_time < max_time and not memory.fits(c) for c in runs):
             orders.append(SMALLER_FIRST)
-        # the best schedule may rule out compiled kernels, so another order starts with settings
-        settings = self.candidates("settings", memory.begin) if has_options else ()
-        if any(candidate.what == changes.COMPILED for candidate in settings):
-            orders.append(("settings", *COMBINED))
-        turns = [(order, False) for order in orders]
-        schedules = (c for c in self.candidates("schedule", memory.begin) if memory.fits(c))
-        if has_options and any(c.step_time < max_time and self._is_cured(c) for c in schedules):
-            turns += [(order, True) for order in orders]
-        combined = (self._apply_in_turn(order, has_options, may_lack) for order, may_lack in turns)
+        # the best schedule may rule out compiled kernels, or need less recomputation
+        orders += [("settings", *COMBINED)] if has_options else []
+        combined = (self._apply_in_turn(order, has_options) for order in orders)
         return min(filter(None, combined), key=lambda remedy: remedy.step_time, default=None)
 
-    def _apply_in_turn(
-        self, kinds: Sequence[str], has_options: bool, may_lack: bool
-    ) -> Remedy | None:
+    def _apply_in_turn(self, kinds: Sequence[str], has_options: bool) -> Remedy | None:
         """Apply the best change of each kind in this order; return None if fewer than two help."""
-        # With `has_options`, options of one launcher must apply all changes. `may_lack` admits
-        # schedules that a launcher runs only with less recomputation.
+        # With `has_options`, options of one launcher must apply all changes.
         base = best = self.memory.begin
         names: set[str] | None = None  # launchers with options for all changes
         titles: list[str] = []
@@ -653,9 +637,7 @@ class _Shelves:
                 common_names = {*self.launchers(kind, best, candidate, may_lack=True)}
                 if names is not None:
                     common_names &= names
-                is_early = may_lack and kind == "schedule"
-                tested = _without_recomputation(candidate) if is_early else candidate
-                is_complete = bool(common_names & complete_launchers(tested))
+                is_complete = bool(common_names & complete_launchers(candidate))
                 is_possible = is_complete or not (has_options or is_by_options)
                 if len(candidate.assumes) <= MAX_ASSUMPTIONS and is_possible:
                     best, names = candidate, common_names
@@ -670,15 +652,6 @@ class _Shelves:
             return None
         combined = best.changed(f"combined: {'; '.join(titles)}", best.scenario)
         return self.remedy(COMBINED_KIND, combined, launchers)
-
-
-def _without_recomputation(candidate: Candidate) -> Candidate:
-    """Return the candidate without recomputation; without a workload, the same candidate."""
-    workload, scenario = candidate.scenario.source.workload, candidate.scenario
-    if workload is None or workload.recompute == "none":
-        return candidate
-    fields = dataclasses.replace(workload, recompute="none")
-    return candidate.changed("", scenario.with_workload(fields))
 
 
 def _faults_of_settings(memory: Memory, settings: Sequence[Candidate]) -> Iterator[Fault]:

@@ -39,9 +39,7 @@ MAX_LISTED = 10  # largest number of suspects of a kind
 GAP_ERROR = 0.1  # standard error of the time between two steps, over the median op
 MIN_MESSAGE_DELAY = 0.05  # smallest delay of messages on a suspect link, over the median op
 MAX_OTHER_PHASE = 0.25  # largest excess of other phases, over the excess of the slow phase
-PHASES = dict(
-    zip(OPS, ("forwards", "backwards", "input gradients", "weight gradients"), strict=True)
-)
+PHASES = "forwards", "backwards", "input gradients", "weight gradients"  # of `OPS`
 # {kind of suspect: sentence with the ratio to the others}
 WHY: Mapping[str, str] = load_json(Path(__file__).with_name("suspects.json"))
 
@@ -285,13 +283,13 @@ class _MicrobatchTimes(NamedTuple):
         is_peer = is_peer if is_peer.any() else ~is_here
         for k in np.unique(ops.phase).tolist():
             here, peers = (self.seconds[(ops.phase == k) & rows] for rows in (is_here, is_peer))
-            if len(here) and len(peers) and np.median(peers) > 0:
-                ratios[OPS[k]] = float(np.median(here) / np.median(peers))
-        name = max(ratios, key=lambda name: ratios[name], default="")
-        others = [abs(ratio - 1) for phase, ratio in ratios.items() if phase != name]
-        if not others or max(others) > MAX_OTHER_PHASE * (ratios[name] - 1):
+            if len(here) and len(peers):
+                ratios[k] = float(np.median(here) / max(np.median(peers), 1e-12))
+        *others, ratio = sorted(ratios.values()) or [1.0]
+        if not others or max(1 - others[0], others[-1] - 1) > MAX_OTHER_PHASE * (ratio - 1):
             return ""
-        return f", as its {PHASES[name]} ({name}) take {ratios[name]:.3g} times"
+        name = max(ratios, key=lambda k: ratios[k])
+        return f", as its {PHASES[name]} ({OPS[name]}) take {ratio:.3g} times"
 
     def _error(self, count: int) -> float:
         """Return the standard error of a median of `count` logarithms."""

@@ -193,8 +193,7 @@ def scale_links(pipelines: Pipelines) -> Pipelines:
     replicas, num_links = np.unique(replica), 2 * (pipelines.table.num_stages - 1)
     if len(replicas) < 2 or len(pipelines.tables) > 1 or np.ndim(pipelines.link_scales):
         return pipelines
-    (evidence,), scales = simple_evidence(pipelines), np.ones((len(replicas), num_links))
-    is_observed = np.zeros(scales.shape, bool)
+    (evidence,), scales = simple_evidence(pipelines), np.full((len(replicas), num_links), np.nan)
     ops = PipelineOps.select(pipelines.trace, pipelines.pipelines)
     min_excess = MIN_EXCESS * median(ops.seconds)
     for link in range(num_links):
@@ -211,12 +210,11 @@ def scale_links(pipelines: Pipelines) -> Pipelines:
             excess = times - medians_of_others(times)
             is_slow = excess > np.maximum(min_excess, MIN_Z * np.array(errors)[observed])
             scales[observed, link] = np.where(is_slow, times / (times - excess), 1.0)
-            is_observed[observed, link] = True
     # without evidence, a link is as slow as the others with the same sender and receiver
-    pairs = np.array(link_workers(pipelines.table)).reshape(-1, 2)
+    pairs = link_workers(pipelines.table)
     for link, pair in enumerate(pairs):
-        slowest = scales[:, (pairs == pair).all(axis=1)].max(axis=1)
-        scales[:, link] = np.where(is_observed[:, link], scales[:, link], slowest)
+        slowest = np.fmax.reduce(scales[:, [other == pair for other in pairs]], axis=1, initial=1.0)
+        scales[:, link] = np.where(np.isnan(scales[:, link]), slowest, scales[:, link])
     return dataclasses.replace(pipelines, link_scales=scales[np.searchsorted(replicas, replica)])
 
 
