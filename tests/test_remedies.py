@@ -137,6 +137,29 @@ def test_every_recomputation_of_the_launcher_is_tried_beside_a_table_file(name, 
         assert remedy.step_time == pytest.approx(other.evaluate().step_time, rel=1e-9)
 
 
+@pytest.mark.parametrize("name", ["zb-v", "zb-h1"])
+def test_less_recomputation_and_compiled_kernels_combine_with_a_schedule(name):
+    """W forbids compiled kernels; without W, torchtitan has them beside half_products."""
+
+    def run(name, stack, recompute, **options):
+        workload = pj.Workload(stack.model(LLAMA), minibatch=16, recompute=recompute, **fields)
+        costs = pj.costing.ModelCosts(workload, stack.on(H100), stack=stack.name)
+        return pj.Scenario(name, 4, 16, options, costs=costs)
+
+    fields = {"tensor_parallel": 4, "sequence_parallel": True, "data_parallel": 4, "zero": 1}
+    fields |= {"overlap": 1.0, "recompute_again": True}
+    result = pj.explain(run(name, EAGER, "full"), launcher="torchtitan", schedules=["1f1b"])
+    remedies = [remedy for remedy in result.remedies if remedy.launchers]
+    best = max(remedies, key=lambda remedy: remedy.saves)
+    assert "compiled kernels" in best.what
+    assert best.scenario.schedule == "1f1b"
+    workload = best.scenario.source.workload
+    assert workload.recompute != "full"
+    other = run("1f1b", COMPILED, workload.recompute).with_workload(workload)
+    other = other.replace(num_microbatches=best.scenario.num_microbatches)
+    assert best.step_time == pytest.approx(other.evaluate().step_time, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("zero", "replicas", "gathers"), [(0, 8, False), (1, 8, True), (2, 8, True), (1, 1, False)]
 )
