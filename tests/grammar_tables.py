@@ -19,7 +19,8 @@ def grammar_table(name):
     """A table, and costs that it can be priced with."""
     case = TABLES[name]
     kinds = {letters: make_kind(**kind) for letters, kind in case.get("kinds", {}).items()}
-    grammar = pj.schedules.Grammar(kinds=kinds, **case["grammar"])
+    graph = [tuple(edge) for edge in case["grammar"].get("graph", ())]
+    grammar = pj.schedules.Grammar(kinds=kinds, **case["grammar"] | {"graph": graph})
     rows = [row.split() for row in case["rows"]]
     table = pj.ScheduleTable.from_rows(rows, grammar=grammar, name=name)
     return table, pj.Costs(transmit=0.1, **case["costs"])

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from test_grammar_runs import BRAID
 
 import pipejax as pj
-from pipejax.checker.verify import certificate_checksum
+from pipejax.checker.verify import Verdict, certificate_checksum
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.schedules.table.table_files import from_json
 from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
@@ -633,7 +633,7 @@ def test_a_solved_problem_is_in_units(answer, call, tmp_path):
 
 
 def test_a_result_that_does_not_hold_is_an_internal_error(call, monkeypatch):
-    wrong = pj.verify.__globals__["Verdict"](None, (("plan",),))
+    wrong = Verdict(None, (("plan",),))
     monkeypatch.setitem(vars(pj), "verify", lambda claimed: wrong)
     code, out, err = call("optimize", *ONE, *SPLIT, "--memory-limit", 2, "--no-store")
     assert (code, out, err.count("\n")) == (1, "", 1)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pipejax.base.array_types import NumpyArray
+from pipejax.base.array_types import Int, NumpyArray
 
 NO_SLOPES: Mapping[str, NumpyArray] = MappingProxyType({})
 Slopes = Mapping[str, NumpyArray]
@@ -282,7 +282,7 @@ def _broadcast(many: Many, shape: tuple[int, ...]) -> Many:
     return _map_linear(many, broadcast)
 
 
-def _split(many: Many, ends: Sequence[int]) -> list[Many]:
+def _split(many: Many, ends: Int[NumpyArray, " cuts"]) -> list[Many]:
     """Split along the first axis at `ends`; reduce a piece to (1, ..) if all entries are equal."""
     pieces = []
     for low, high in itertools.pairwise((0, *ends, len(many))):

@@ -43,7 +43,7 @@ from pipejax.schedules.table.table import ScheduleTable
 MAX_PAIRS = 2048  # largest number of pairs (row, set of values) that are priced at once
 
 Rows = Int[NumpyArray, " rows"]
-Leaves = dict[str, Array]
+Leaves = Mapping[str, Array | NumpyArray]
 Values = Float[NumpyArray, "batch values"]
 
 

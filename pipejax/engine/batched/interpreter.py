@@ -118,7 +118,7 @@ def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
     if (first_lag != ZERO).any():
         columns.append(row[first_lag])
         padding.append(ZERO_ROW)
-    code = np.empty((bucket_size(ends[-1] * STRIDE, LEAST_OPS), len(columns)), Unsigned)
+    code = np.empty((bucket_size(int(ends[-1]) * STRIDE, LEAST_OPS), len(columns)), Unsigned)
     code[:] = padding
     code[code_row] = np.stack(columns, axis=1)[order]
     return LevelProgram(

@@ -244,7 +244,7 @@ class Grammar(PhaseLists[AnyPhase]):
     items: Mapping[str, float] = dataclasses.field(default_factory=dict)
     slices: int = 1
     forward_only: bool = False
-    graph: Sequence[Edge] | Sequence[list[int]] = ()
+    graph: Sequence[Edge] = ()
     lanes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.cells.ops import WAIT_SEND, AnyPhase
 
 Pair = tuple[int, int]
-PairLinks = Mapping[Pair, str] | Sequence[tuple[Sequence[int], str]]
+PairLinks = Mapping[Pair, str] | Sequence[tuple[Sequence[int], str] | list[Any]]
 PairModels = tuple[tuple[Pair, str], ...]
 _TEXT = re.compile(r"\s*(\d+)\s*-\s*(\d+)\s*=\s*([A-Za-z]+)\s*", re.ASCII)
 

@@ -37,6 +37,7 @@ from pipejax.search.calibration.parameters import (
     FITTED,
     LADDER,
     Parameters,
+    PerParameter,
     calibrated_system,
     fitted_numbers,
     parameters_with_priors,
@@ -334,7 +335,7 @@ def _choose_fitted_numbers(
         sample = problem._replace(rows=rows, step_times=StepTimes(rows, system=problem.system))
     # random folds of complete configurations
     row_configuration = fold_by_columns(sample.rows, RUN).left_out.argmax(axis=0)  # (rows) index
-    num_configurations = row_configuration.max() + 1
+    num_configurations = int(row_configuration.max()) + 1
     random = np.random.default_rng(seed)
     folds = random_parts(num_configurations, min(num_configurations, MAX_FOLDS), random)
     folds = folds._replace(left_out=folds.left_out[:, row_configuration])
@@ -355,7 +356,9 @@ def _choose_fitted_numbers(
     return problem._replace(free=best_free), choice
 
 
-def _fit_folds(problem: _Fitting, folds: Folds, start: Points) -> Float[NumpyArray, "folds rows"]:
+def _fit_folds(
+    problem: _Fitting, folds: Folds, start: PerParameter
+) -> Float[NumpyArray, "folds rows"]:
     """Fit once per fold, without the fold's rows; return log(predicted / measured)."""
     if not folds.names:
         return np.zeros((0, len(problem.rows)))
