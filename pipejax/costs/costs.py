@@ -21,7 +21,7 @@ from pipejax.costs.precision import checked_seconds, float_type
 from pipejax.schedules.cells.ops import COPY, KINDS, MICROBATCH, TIMED, AnyPhase, Phase
 from pipejax.schedules.table.table import ScheduleTable
 
-Seconds = float | np.number | Sequence[float] | Num[Computed, "..."] | Num[NumpyArray, "..."]
+Seconds = float | np.number | Sequence[Any] | Num[Computed, "..."] | Num[NumpyArray, "..."]
 
 PHASE_FIELDS: Mapping[str, str] = {phase.name: KINDS[phase].time for phase in TIMED}
 CONTRADICTION = 0.01  # share by which B may differ from I + W in files and options
@@ -182,7 +182,7 @@ class Costs(_FilledIn):
         *,
         forward: "Seconds | None" = None,
         transfer: "Seconds | None" = None,
-        **others: "Seconds | None",
+        **others: "Seconds | Mapping[str, Any] | None",
     ) -> "Costs":
         """Make costs with equal op times on every stage and equal times of all messages.
 
@@ -216,7 +216,7 @@ class Costs(_FilledIn):
         *,
         forward: "Seconds | None" = None,
         transfer: "Seconds | None" = None,
-        **others: "Seconds | None",
+        **others: "Seconds | Mapping[str, Any] | None",
     ) -> "Costs":
         """Make costs from a worker's times per microbatch, divided over the stages of the worker.
 

@@ -230,7 +230,7 @@ class PlacedCosts(NamedTuple):
         batch = self.batch(np.array([places]))
         return mapped(lambda leaf: leaf[0] if np.ndim(leaf) else leaf, batch)
 
-    def workers_by_node(self, places: Seats) -> list[Int[NumpyArray, " workers"]]:
+    def workers_by_node(self, places: Seats) -> list[Int[NumpyArray, " _"]]:
         """List the workers in each node, sorted by place."""
         worker = np.argsort(places)
         return [worker[self.nodes == node] for node in range(int(self.nodes.max()) + 1)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipejax import schedules
 from pipejax.analysis.step.evidence import memory_factors, operand_bits, sure_memory
-from pipejax.base.array_types import Bool, Int, NumpyArray
+from pipejax.base.array_types import Bool, Index, Int, NumpyArray, Shaped
 from pipejax.base.checks import (
     MAX_COUNT,
     MismatchError,
@@ -301,7 +301,7 @@ def layout_workload(request: PlanRequest, layouts: Layouts, row: int) -> Workloa
     )
 
 
-def program_shape(request: PlanRequest, layouts: Layouts, row: int) -> ProgramShape:
+def program_shape(request: PlanRequest, layouts: Layouts, row: Index) -> ProgramShape:
     """Return the program shape of a layout: schedule, workers and stages per worker."""
     return ProgramShape(
         request.schedules[layouts.schedule[row]],
@@ -352,7 +352,9 @@ def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts
     return is_even & has_groups & can_split
 
 
-def _reasons_by_class(columns: Sequence[Column], find_reason: Callable[[int], str]) -> NumpyArray:
+def _reasons_by_class(
+    columns: Sequence[Shaped[NumpyArray, " layouts"]], find_reason: Callable[[int], str]
+) -> NumpyArray:
     """Return (rows) texts; `find_reason` is called once for all rows with equal columns."""
     # rows (1, 2) (1, 3) (1, 2) have the first rows [0 1] and the classes [0 1 0]
     _, first_rows, classes = np.unique(
