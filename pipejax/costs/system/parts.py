@@ -33,9 +33,8 @@ from pipejax.base.jax_on_demand import register
 from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import FloatFields, is_traced, make_floats
 
-Numbers = (
-    float | np.number | Float[NumpyArray, "..."] | Float[xp.Computed, "..."]
-)  # one, or one for each stage
+# one, or one for each stage
+Numbers = float | np.number | Float[NumpyArray, "..."] | Float[xp.Computed, "..."]
 if TYPE_CHECKING:
     Number = float | Array  # without np.ndarray: the union would double the time of mypy
 else:

@@ -45,6 +45,7 @@ from pipejax.search.calibration.parameters import (
 )
 from pipejax.search.calibration.robust_fit import NOISE, Points, RobustFit, robust_fit, row_weights
 
+ByFold = Float[NumpyArray, "folds rows"]
 OUTLIER = 3.5  # a row is an outlier if its residual exceeds this times the noise
 LAYER_SPREAD = 1.0  # prior spread of the logarithm of a layer factor
 LAYER_SHAPE = "h,s,t,c,e,b"  # columns that the time of a layer depends on
@@ -356,10 +357,8 @@ def _choose_fitted_numbers(
     return problem._replace(free=best_free), choice
 
 
-def _fit_folds(
-    problem: _Fitting, folds: Folds, start: PerParameter
-) -> Float[NumpyArray, "folds rows"]:
-    """Fit once per fold, without the fold's rows; return log(predicted / measured)."""
+def _fit_folds(problem: _Fitting, folds: Folds, start: PerParameter) -> ByFold:
+    """Fit once per fold, without the fold's rows; return log(predicted / measured) by fold."""
     if not folds.names:
         return np.zeros((0, len(problem.rows)))
     points = np.tile(start, (len(folds.names), 1))

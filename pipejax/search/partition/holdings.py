@@ -34,7 +34,7 @@ from pipejax.search.tuning.rounding import swaps, whole_with_sum
 
 Point = Int[NumpyArray, " stages"]  # a split: index of each stage's holding
 Points = Int[NumpyArray, "points stages"]
-Candidates = Int[NumpyArray, "candidates stages"]
+Legal = Int[NumpyArray, "legal_points stages"]
 Seconds = dict[str, Float[NumpyArray, "holdings stages *microbatches"]]
 
 
@@ -222,9 +222,7 @@ class Splits:
             points.append(self._splits_with_layers(same_layers, new_mtp))
         return np.concatenate(points)
 
-    def _splits_with_layers(
-        self, layers: Candidates, mtp: Bool[NumpyArray, "candidates stages"]
-    ) -> Points:
+    def _splits_with_layers(self, layers: Points, mtp: Bool[NumpyArray, "points stages"]) -> Legal:
         """Return the splits with these layers that are legal, fast enough and within memory."""
         # The first layers of a model are dense, the others have experts.
         size = 1 + int(self.model.layers)

@@ -193,9 +193,7 @@ class Memory:
     """Memory needs and limits of the workers."""
 
     begin: Candidate  # the unchanged run
-    limit: Needs | Float[NumpyArray, ""] | float | None = (
-        None  # memory limit of a worker; None if unknown
-    )
+    limit: Needs | Float[NumpyArray, ""] | float | None = None  # of a worker; None if unknown
     available: float = 0.0  # memory of an accelerator [B], if the limit follows from it
     # ratios measured / predicted memory of the launcher's runs, ascending; empty without runs
     factors: Sequence[float] = ()

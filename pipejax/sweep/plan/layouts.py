@@ -181,6 +181,7 @@ UNEVEN = 0.1  # largest share of layers by which the fullest stage may exceed th
 IN_GROUPS = "interleaved-1f1b"  # schedule whose number of microbatches is a multiple of P
 
 Column = Int[NumpyArray, " layouts"]
+Columns = Sequence[Shaped[NumpyArray, " layouts"]]
 
 
 @short_repr
@@ -352,9 +353,7 @@ def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts
     return is_even & has_groups & can_split
 
 
-def _reasons_by_class(
-    columns: Sequence[Shaped[NumpyArray, " layouts"]], find_reason: Callable[[int], str]
-) -> NumpyArray:
+def _reasons_by_class(columns: Columns, find_reason: Callable[[int], str]) -> NumpyArray:
     """Return (rows) texts; `find_reason` is called once for all rows with equal columns."""
     # rows (1, 2) (1, 3) (1, 2) have the first rows [0 1] and the classes [0 1 0]
     _, first_rows, classes = np.unique(
