@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipejax.base.array_types import Array, Float, NumpyArray
+from pipejax.base.array_types import Array, Num, NumpyArray
 from pipejax.base.checks import as_floats, resolve_choice, resolve_name
 from pipejax.base.data_files import load_json
 from pipejax.base.display import short_repr
@@ -34,7 +34,7 @@ from pipejax.costs import array_functions as xp
 from pipejax.costs.precision import FloatFields, is_traced, make_floats
 
 # one, or one for each stage
-Numbers = float | np.number | Float[NumpyArray, "..."] | Float[xp.Computed, "..."]
+Numbers = float | np.number | Num[NumpyArray, "..."] | Num[xp.Computed, "..."]
 if TYPE_CHECKING:
     Number = float | Array  # without np.ndarray: the union would double the time of mypy
 else:

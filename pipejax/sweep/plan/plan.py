@@ -56,7 +56,7 @@ def plan(
     gpus: int,
     minibatch: int,
     schedules: Sequence[str] | None = None,
-    choices: Mapping[str, Sequence[Any]] | None = None,
+    choices: Mapping[str, Any] | None = None,
     link: str | Links = "delay",
     runners_up: int = RUNNERS_UP,
     exhaustive: bool = False,
@@ -87,7 +87,7 @@ def plan(
       minibatch: sequences per step of the whole job.
       schedules: names of schedules whose order of ops is fixed; default: schedules that the
         launcher builds by name; without a launcher, 1f1b, interleaved-1f1b and zb-h1.
-      choices: {axis: allowed values}. Axes are tensor, context, expert, data, pipeline,
+      choices: {axis: allowed value or values}. Axes are tensor, context, expert, data, pipeline,
         stages_per_worker, microbatch_size, recompute, zero and edge_units. Default: all legal
         values, with some limits. Tensor parallelism stays inside a node, and an accelerator has at
         least 1024 tokens of a sequence. A worker has at most 16 stages, and no stage has over 10 %

@@ -6,13 +6,13 @@ slowest of the best layouts. Of all layouts with the same `Layouts.idea`, only t
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from pipejax.base.array_types import Bool, Float, Int, NumpyArray
+from pipejax.base.array_types import Bool, Float, Int, NumpyArray, Shaped
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress
 from pipejax.base.ties import pareto_front
@@ -198,7 +198,7 @@ class Estimates(NamedTuple):
     step_time: Times  # exact step time [s]; NaN if it was not evaluated
 
 
-def row_groups(columns: tuple[Rows, ...]) -> list[Rows]:
+def row_groups(columns: Sequence[Shaped[NumpyArray, " rows"]]) -> list[Int[NumpyArray, " _"]]:
     """Group rows that agree in all columns; groups come in the order of their first rows."""
     # If rows belong to groups [1 0 1 1], then rows sorted by group are [1 0 2 3], starts are [0 1],
     # and the groups are [1] and [0 2 3].
