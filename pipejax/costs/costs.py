@@ -354,7 +354,7 @@ def with_leaves(costs: Costs, leaves: Mapping[str, Any]) -> Costs:
 
 
 def required_phases(table: ScheduleTable) -> tuple[Phase, ...]:
-    """Return the phases whose times a table needs: F and B, if it has them."""
+    """Return the phases that need times: F and B; only F in forward-only tables; none without F."""
     if Phase.F not in table.used_phases:
         return ()
     return (Phase.F,) if table.grammar.forward_only else (Phase.F, Phase.B)

@@ -201,7 +201,8 @@ class PlacedCosts(NamedTuple):
         return place_nodes(self.level)
 
     def choices(self, places: Places) -> Int[NumpyArray, "placements choices"]:
-        """Return link levels and sharing of nodes; placements with equal rows have equal costs."""
+        """Return a row for each placement (placements, choices); equal rows have equal costs."""
+        # a row has the levels of the links, and whether copies or ends of the pipeline share a node
         columns = [self._boundary_levels(places)[:, self._changes_worker]]
         if self.by_sharing:
             columns.extend(self._node_sharing(places))
@@ -258,7 +259,7 @@ class PlacedCosts(NamedTuple):
         return self.level[stage_places[..., :-1], stage_places[..., 1:]]
 
     def _node_sharing(self, places: Places) -> tuple[NumpyArray, NumpyArray]:
-        """Return 1 if copies share a node (placements, stages), and if ends do (placements, 1)."""
+        """Return 1 where copies of a stage share a node (placements, stages), or ends (.., 1)."""
         stage_places = places[:, self.table.placement]
         low, high = stage_places.min(axis=1), stage_places.max(axis=1)
         shares_node = self.level[low, high] == 0

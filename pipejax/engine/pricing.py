@@ -107,7 +107,7 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
 
 
 def checked_vector(program: Program, costs: Costs) -> Vector:
-    """Flatten costs whose shapes and phases are already checked, as `cost_vector` does."""
+    """Flatten costs as `cost_vector` does, without its checks of shapes and phases."""
     layout, times = program.layout, leaves(costs)
     xp: Any = jnp if any(map(is_array, times)) else np
     dtype = np.result_type(float, *times) if xp is np else float_type(*times)

@@ -107,7 +107,7 @@ def matching_name(table: ScheduleTable, names: tuple[str, ...]) -> str:
 
 @cached_method
 def interleaved_groups(table: ScheduleTable) -> int:
-    """Return the group size of an interleaved order that Megatron-LM has; 0 for other orders."""
+    """Return the group size with which Megatron-LM builds this interleaved order, or 0."""
     sizes = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
     sizes["stages_per_worker"] = table.num_stages // table.num_workers
     if sizes["stages_per_worker"] < 2:

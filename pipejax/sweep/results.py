@@ -231,7 +231,7 @@ def _is_whole(data: xr.Dataset) -> Bool[NumpyArray, " points"]:
 
 
 def selectable(results: SweepResults, *, memory_limit: bool) -> Bool[NumpyArray, " points"]:
-    """Return (points) whether a point may be chosen; with a memory limit, it must fit."""
+    """Return whether each point may be chosen: with a memory limit, whether it fits."""
     fits = results.status == FEASIBLE
     return fits if memory_limit else fits | (results.status == OUT_OF_MEMORY)
 

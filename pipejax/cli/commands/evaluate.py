@@ -251,7 +251,7 @@ def _bottleneck(evaluation: "pj.Evaluation") -> str:
 def _details(
     evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario", held: HeldMemory
 ) -> dict[str, list[object]]:
-    """Return tables of workers, totals and parts of the step, by their titles."""
+    """Return {title: tables} for workers, totals, measured runs and parts of the step."""
     rows = [
         ("idle over busy time", percent(result["bubble_overhead"])),
         ("longest time from first to last op of a worker", seconds(result["max_span"])),

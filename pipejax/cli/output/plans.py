@@ -156,7 +156,7 @@ def plan_details(plan: "PlanResult") -> dict[str, list[object]]:
 
 
 def layout_text(layout: Mapping[str, Any]) -> str:
-    """Return a layout in words, without usual values."""
+    """Describe a layout in words; leave out sizes of 1, and recomputation if there is none."""
     sizes = [f"{word} {layout[name]}" for name, word in WORDS.items() if layout[name] > 1]
     if units := layout["embedding_units"]:
         sizes.append(f"embedding and head each count as {units:g} layer{'s' if units > 1 else ''}")

@@ -363,13 +363,13 @@ WRITTEN_IN: Mapping[str, str] = {
 
 
 def number_dimension(name: str) -> str:
-    """Return the SI unit of a named number of systems; empty for a share or a count."""
+    """Return the SI unit of a number of a system, by its name; empty for a share or a count."""
     section, key = name.split(".")
     return SECTIONS[section][key].dimension
 
 
 def system_number(system: Any, name: str) -> Number:
-    """Return a named number of a system; for a curve, the share that the largest ops reach."""
+    """Return a system's number, by its name; for a curve, the share that the largest ops reach."""
     value: Any = system
     for part in FIELDS[name]:
         value = getattr(value, part)

@@ -158,7 +158,7 @@ class SplitSearch:
                 self._add_paths(self.splits.shares(point))
 
     def _add_paths(self, shares: Shares) -> tuple[float, bool]:
-        """Run a split or mixture; return its makespan [s], and whether there are new cuts."""
+        """Run a split or a mixture of splits; return its makespan [s] and whether cuts are new."""
         vector = np.asarray(cost_vector(self.program, self.prices.costs(shares)))
         run = run_on_host(self.program, vector)
         cuts = self.paths.new_cuts(run, vector)

@@ -184,7 +184,7 @@ def _message_times(replayed: Replay, pipeline: Pipeline | None) -> LinkTimes:
 
 
 def cost_fields(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArray]:
-    """Return {field of `Costs`: mean op times [s]}, with this shape."""
+    """Return {field of `Costs`: mean op times [s]}, with times in the shape `shape`."""
     # `shape` is (stages) or (stages, microbatches). Entries without an op get the mean of others.
     fields, size = {}, math.prod(shape)
     for kind, kind_ops in ops.by_kind():

@@ -128,7 +128,8 @@ def phase_name(name: str) -> str:
 def phase_positions(
     names: Iterable[str], phase_names: Mapping[str, str]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return {name: index of its phase}, and the phases; `phase_names` maps the user's names."""
+    """Return {name: index of its phase}, and the phases."""
+    # `phase_names` is {name in the file: phase}, as the user states it
     meanings = {name: phase_names.get(name) or phase_name(name) for name in names}
     phases = tuple(dict.fromkeys(meanings.values()))
     return {name: phases.index(phase) for name, phase in meanings.items()}, phases
