@@ -306,7 +306,7 @@ class _FormOptions(NamedTuple):
     def rival(self, schedule: str) -> TableFields:
         """Choose another schedule of the same size."""
         if self.run.schedule is None:
-            raise ValueError("--versus needs --schedule NAME, not a file: it compares schedules of equal P and M")
+            raise ValueError("--versus needs --schedule NAME, not a file, because it builds both")
         return dataclasses.replace(self.run, schedule=named(schedule))
 
 
