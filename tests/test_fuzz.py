@@ -312,6 +312,7 @@ KINDS = {"legal": 0.2, "grammar": 0.5, "costs": 0.2, "command": 0.1}
 # `their_rows` has no empty rows at the end either
 @pytest.mark.filterwarnings("ignore::pipejax.schedules.table.table_files.ReadingNotice")
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("unchecked")
 def test_any_file_is_refused_or_read_as_it_is_written(kind, tmp_path):
     seen = Counter()
     count = max(1, round(EXAMPLES * KINDS[kind]))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.base.array_types import Array, Float, Int, NumpyArray
+from pipejax.base.array_types import Array, Float, Int, Num, NumpyArray
 from pipejax.base.checks import (
     MismatchError,
     as_floats,
@@ -52,8 +52,9 @@ GROWING = tuple(x for x in FIELDS if x not in (*OF_STAGES, *DIMENSIONLESS, "late
 ON_WORKERS = (*GROUPS["compute"], "update")  # fields that grow on a slow worker
 PLACES = ("stage", "worker", "microbatch", "boundary")
 _WORD = {**PHASE_FIELDS, **{field: field for field in FIELDS if field not in DIMENSIONLESS}}
-Stragglers = Mapping[int, Any] | Float[NumpyArray, " workers"] | Float[Array, " workers"]
-Scale = Sequence[float] | Float[NumpyArray, " microbatches"] | Float[Array, " microbatches"]
+Factors = Sequence[float] | Num[NumpyArray, " workers"] | Num[Array, " workers"]
+Stragglers = Mapping[int, Any] | Factors
+Scale = Sequence[float] | Num[NumpyArray, " microbatches"] | Num[Array, " microbatches"]
 _RULE = re.compile(r"\s*([A-Za-z_]+)\s*(?:@\s*([A-Za-z]+)\s*(\d{1,9}))?\s*\*\s*(\S+)\s*")
 
 

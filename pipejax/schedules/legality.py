@@ -245,7 +245,7 @@ def _check_needed(content: Content, rule: Rule) -> None:
 
 
 def _op_and_worker(
-    content: Content, phase: Phase, stage: Index, microbatch: Index
+    content: Content, phase: AnyPhase, stage: Index, microbatch: Index
 ) -> tuple[Op, int]:
     """Return an op and its worker; `stage` is a worker if the phase has no stage."""
     if phase.kind.scope == WORKER:

@@ -102,7 +102,7 @@ def work_costs(work: StageWork, system: System) -> Costs:
 ByField = dict[str, Float[Computed, "*parts stages"]]
 
 
-def _attention(work: StageWork, system: System, seconds: ByField) -> ByField:
+def _attention(work: StageWork, system: System, seconds: ByField) -> dict[str, PerStage]:
     """Return {cost field: share of attention in the compute time of the op (stages)}."""
     attention = op_seconds(attention_alone(work), system)
     shares = {}

@@ -330,7 +330,7 @@ def all_assignments(joint: JointProblem) -> tuple[Points, Points]:
     return _all_recomputed(layers)
 
 
-def _all_recomputed(layers: Points) -> tuple[Points, Points]:
+def _all_recomputed(layers: Int[NumpyArray, "rows stages"]) -> tuple[Points, Points]:
     """Combine each row of layers with all numbers of recomputed layers on each stage."""
     # Layers 1 2 have 2 x 3 choices, 0 to 5. Choice 3 = 1 + 2 * 1 recomputes 1 layer on each stage.
     num_choices = layers + 1
@@ -341,7 +341,7 @@ def _all_recomputed(layers: Points) -> tuple[Points, Points]:
     return layers[row], recomputed
 
 
-def _equally_recomputed(layers: Points) -> tuple[Points, Points]:
+def _equally_recomputed(layers: Int[NumpyArray, "rows stages"]) -> tuple[Points, Points]:
     """Combine each row of layers with each number of recomputed layers, equal on all stages."""
     row, choice = _repeat_rows(layers.max(axis=1) + 1)
     return layers[row], np.minimum(choice[:, None], layers[row])
