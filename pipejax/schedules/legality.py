@@ -249,9 +249,9 @@ def _op_and_worker(
 ) -> tuple[Op, int]:
     """Return an op and its worker; `stage` is a worker if the phase has no stage."""
     if phase.kind.scope == WORKER:
-        return Op(phase, NO_STAGE, int(microbatch)), int(stage)
+        return Op(phase, NO_STAGE, int(microbatch)), int(stage)  # type: ignore[arg-type]
     worker = content.placement[content.pipe_of_microbatch[microbatch], stage]
-    return Op(phase, int(stage), int(microbatch)), int(worker)
+    return Op(phase, int(stage), int(microbatch)), int(worker)  # type: ignore[arg-type]
 
 
 def _check_forwards_and_backwards(content: Content) -> None:

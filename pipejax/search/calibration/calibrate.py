@@ -37,7 +37,6 @@ from pipejax.search.calibration.parameters import (
     FITTED,
     LADDER,
     Parameters,
-    PerParameter,
     calibrated_system,
     fitted_numbers,
     parameters_with_priors,
@@ -357,7 +356,7 @@ def _choose_fitted_numbers(
     return problem._replace(free=best_free), choice
 
 
-def _fit_folds(problem: _Fitting, folds: Folds, start: PerParameter) -> ByFold:
+def _fit_folds(problem: _Fitting, folds: Folds, start: Float[NumpyArray, " parameters"]) -> ByFold:
     """Fit once per fold, without the fold's rows; return log(predicted / measured) by fold."""
     if not folds.names:
         return np.zeros((0, len(problem.rows)))
