@@ -203,7 +203,7 @@ def remedies_view(
     best_rows = _best_rows(named, explanation.step_time)
     yield from _memory_doubt(explanation, best_rows)
     if step is None:
-        yield from _other_cause(explanation, rows.index(best_rows[0]))
+        yield from _other_cause(explanation, explanation.remedies[rows.index(best_rows[0])])
     launcher = explanation.launcher
     texts = [_remedy_text(row, explanation, step) + _means(row, launcher) for row in best_rows]
     for before, text in itertools.pairwise(["", *texts]):
@@ -230,14 +230,13 @@ def _memory_doubt(
         )
 
 
-def _other_cause(explanation: "Explanation", first: int) -> Iterator[object]:
-    """Yield a line on the first cause, if the first remedy does not shorten it."""
+def _other_cause(explanation: "Explanation", shown_first: "Remedy") -> Iterator[object]:
+    """Yield a line if the remedy that is shown first does not shorten the bottleneck."""
     from pipejax.search.remedies.explain import shortens
 
-    remedies = explanation.remedies[first], *explanation.remedies
-    if explanation.bottleneck.seconds > 0 and not shortens(remedies[0], explanation):
+    if explanation.bottleneck.seconds > 0 and not shortens(shown_first, explanation):
         text = "the first remedy does not shorten this cause"
-        if other := next((r for r in remedies if shortens(r, explanation)), None):
+        if other := next((r for r in explanation.remedies if shortens(r, explanation)), None):
             text += f"; {other.what} does, and saves {_with_share(other.saves, explanation)}"
         yield plain(text)
 

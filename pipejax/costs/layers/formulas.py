@@ -138,27 +138,28 @@ def layer_activation_bytes(
     return needed + masks * tokens * model.hidden / layout.shared_by + scores / layout.tensor
 
 
-def _unfused_bytes(model: Model, layout: Layout, kind: str, modules: Set[str]) -> Number:
-    """Return the bytes per token that unfused kernels keep until I, except in `modules`."""
+def _unfused_bytes(model: Model, layout: Layout, kind: str, recomputed: Set[str]) -> Number:
+    """Return the bytes per token that unfused kernels keep until I, except in recomputed modules."""
     # A gated MLP keeps the output of its activation function beside its product with the gate.
     # Attention keeps its output in two layouts: that of its product and that of the projection. A
     # norm keeps its input in float32 and the normalized input; a fused norm keeps only its input.
-    unfused, e, moe, t = unfused_kernels(model), model.element_bytes, model.moe, layout.tensor
-    if "half_products" in modules:
+    unfused, moe = unfused_kernels(model), model.moe
+    element_bytes, tensor = model.element_bytes, layout.tensor
+    if "half_products" in recomputed:  # recomputes all but attention and every second product
         return 0.0
     extra: Number = 0.0
-    if "norm" in unfused and "layernorm" not in modules:
+    if "norm" in unfused and "layernorm" not in recomputed:
         extra += 2 * FLOAT32 * model.hidden / layout.shared_by
-    if "attention" in unfused and "core_attn" not in modules:
-        extra += e * model.output_hidden / t
+    if "attention" in unfused and "core_attn" not in recomputed:
+        extra += element_bytes * model.output_hidden / tensor
     if "activation" not in unfused or not model.gated_mlp:
         return extra
     if kind == "dense" or moe is None:
-        return extra if "mlp" in modules else extra + e * model.ffn_hidden / t
-    if not modules & {"moe", "shared_experts"}:
-        extra += e * moe.shared_experts * moe.expert_hidden / t
-    if not modules & {"moe", "moe_act"}:
-        extra += e * moe.slots * moe.expert_hidden / layout.shared_by
+        return extra if "mlp" in recomputed else extra + element_bytes * model.ffn_hidden / tensor
+    if not recomputed & {"moe", "shared_experts"}:
+        extra += element_bytes * moe.shared_experts * moe.expert_hidden / tensor
+    if not recomputed & {"moe", "moe_act"}:
+        extra += element_bytes * moe.slots * moe.expert_hidden / layout.shared_by
     return extra
 
 

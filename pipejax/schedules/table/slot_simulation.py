@@ -284,7 +284,8 @@ def columns(
         time = start.astype(np.int64)
     num_times = int(time.max()) + 1
     # Number the ops without duration at each time of a row. Of a row with ops a b C at time 0 and d
-    # E at time 1, capitals with duration: `rank` is 0 1 2 0 1, `num_instant` is 2 1.
+    # E at time 1, capitals with duration: `rank` is 0 1 2 0 1 (earlier ops
+    # without duration at its time), `num_instant` 2 1, `offset` 0 3, and the columns 0 1 2 3 4.
     key = worker * num_times + time
     is_instant = ~has_duration
     num_before = np.cumsum(is_instant) - is_instant

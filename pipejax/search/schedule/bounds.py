@@ -21,25 +21,26 @@ class Paths(NamedTuple):
     """Head, trip and tail of each stage [units]."""
 
     head: PerPipe  # from the start of the run to the start of F
-    trip: PerPipe  # from the end of F to the start of I
+    trip: PerPipe  # from the end of F to the start of I, through F and I of all later stages
     tail: PerPipe  # from the end of I to the end of the run
 
 
 def paths(problem: Problem) -> Paths:
     """Return the head, trip and tail of each stage [units]."""
     pipes, stages = problem.placement.shape
-    hop = problem.lag + problem.transmit
+    forward_hop, backward_hop = problem.lag + problem.transmit  # (pipes, boundaries)
     input_grad = np.minimum(problem.input_grad, problem.backward)
     is_split = problem.backward >= problem.input_grad + problem.weight_grad
     head, trip, tail = (np.zeros((pipes, stages), np.int64) for _ in range(3))
     tail[:] = np.where(is_split, problem.weight_grad, 0) + problem.step_end
     for stage in range(1, stages):
-        head[:, stage] = head[:, stage - 1] + problem.forward[stage - 1] + hop[0, :, stage - 1]
+        head[:, stage] = head[:, stage - 1] + problem.forward[stage - 1]
+        head[:, stage] += forward_hop[:, stage - 1]
         # the path from I goes on to the previous stage, or ends with W of this stage
-        to_previous = hop[1, :, stage - 1] + input_grad[stage - 1] + tail[:, stage - 1]
+        to_previous = backward_hop[:, stage - 1] + input_grad[stage - 1] + tail[:, stage - 1]
         tail[:, stage] = np.maximum(tail[:, stage], to_previous)
     for stage in range(stages - 2, -1, -1):
-        there_and_back = hop[0, :, stage] + hop[1, :, stage]
+        there_and_back = forward_hop[:, stage] + backward_hop[:, stage]
         work = problem.forward[stage + 1] + input_grad[stage + 1]
         trip[:, stage] = trip[:, stage + 1] + there_and_back + work
     return Paths(head, trip, tail)

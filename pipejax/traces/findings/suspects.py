@@ -397,29 +397,29 @@ def _slow_links(
     pipelines: Pipelines, wrong_workers: set[int], median_op: float
 ) -> Iterator[Suspect]:
     """Yield links between workers whose quickest messages are slow."""
-    # An op must have waited for a message of the link. Links that are slow in one replica follow.
-    # Workers with a wrong clock are skipped.
+    # Workers with a wrong clock are skipped. Links that are slow in only one replica come last.
     ends = link_workers(pipelines.table)
-    # {(sender, receiver): all messages, (sender, receiver, link): messages of one boundary}
-    times: dict[tuple[int, ...], list[NumpyArray]] = {}
-    has_waits: set[tuple[int, ...]] = set()
+    by_workers: dict[tuple[int, ...], list[NumpyArray]] = {}  # {(source, target): message times}
+    by_boundary: dict[tuple[int, ...], list[NumpyArray]] = {}  # {(source, target, link): times}
+    has_waits: set[tuple[int, ...]] = set()  # keys with a message for which an op waited
     for link, (seconds, strength) in enumerate(by_link(simple_evidence(pipelines), len(ends))):
-        if not len(seconds):  # both stages are on one worker
+        # without messages, both stages are on one worker
+        if not len(seconds) or not wrong_workers.isdisjoint(ends[link]):
             continue
-        for key in (ends[link], (*ends[link], link)):
+        for times, key in ((by_workers, ends[link]), (by_boundary, (*ends[link], link))):
             times.setdefault(key, []).append(seconds)
             if (strength >= FIRST).any():
                 has_waits.add(key)
     places: list[Mapping[str, int]] = []
-    # the two quickest messages of a link did not wait for other messages
-    for size in (2, 3):
-        keys = [k for k in times if len(k) == size and k in has_waits]
-        keys = [key for key in keys if wrong_workers.isdisjoint(key[:2])]
-        quickest = [np.sort(np.maximum(np.concatenate(times[key]), 1e-9))[:2] for key in keys]
-        logs = np.array([np.log(pair).mean() for pair in quickest])
-        errors = np.array([np.ptp(np.log(pair)) / 2 for pair in quickest])
+    for times in (by_workers, by_boundary):
+        keys = [key for key in times if key in has_waits]
+        # the two quickest messages of a link waited for no others; half their distance is the error
+        seconds_by_key = (np.maximum(np.concatenate(times[key]), 1e-9) for key in keys)
+        pairs = [np.log(np.sort(seconds)[:2]) for seconds in seconds_by_key]
+        logs = np.array([pair.mean() for pair in pairs])
+        errors = np.array([np.ptp(pair) / 2 for pair in pairs])
         for k, usual, ratio, z in _find_outliers(logs, errors):
-            place = dict(zip(("source", "target"), keys[k], strict=False))
+            place = {"source": keys[k][0], "target": keys[k][1]}
             if (ratio - 1) * usual > MIN_MESSAGE_DELAY * median_op and place not in places:
                 places.append(place)
                 yield _suspect("link", place, ratio, z)

@@ -76,7 +76,7 @@ def read_columns(paths: Sequence[Path], request: Request) -> Trace:
     if not batches:
         return empty_trace(request.left_out)
     rows, phases = _join_batches(batches, phase_names)
-    _check_one_run(rows, paths)
+    _check_one_run(rows, rows.pop("file"), paths)
     if "stage" in rows:
         rows.pop("chunk", None)
     _check_numbers(rows)
@@ -114,14 +114,14 @@ def _with_workers(trace: Trace, world: int | None) -> Trace:
     return dataclasses.replace(trace, known_workers=workers)
 
 
-def _check_one_run(rows: Columns, paths: Sequence[Path]) -> None:
-    """Refuse files that give one op different times; drop the column `file` (file number)."""
-    file = rows.pop("file")
+def _check_one_run(rows: Columns, file: NumpyArray, paths: Sequence[Path]) -> None:
+    """Refuse files that give one op different times; `file` has the file number of each row."""
     if len(paths) == 1:
         return
     times = ("start", "duration", "end")
-    group = number_groups(*(rows[role] for role in NAMES if role in rows and role not in times))
-    # rows of groups [0 1 0] -> first row of each group [0 1], of each row's group [0 1 0]
+    identity = [role for role in NAMES if role in rows and role not in times]
+    group = number_groups(*(rows[role] for role in identity))
+    # first_row[i]: the first row with the same op as row i; of ops [a b a], it is [0 1 0]
     _, first_rows, inverse = np.unique(group, return_index=True, return_inverse=True)
     first_row = first_rows[inverse]
     differs = (file != file[first_row]) & (rows["start"] != rows["start"][first_row])

@@ -132,7 +132,7 @@ class Reader(NamedTuple):
 
 
 def read_head(path: Path) -> str:
-    """Return the first characters of a file, decompressed; binary content ends at a NUL."""
+    """Return the first characters of a file, decompressed; a NUL ends those of binary content."""
     if not path.is_file():
         path.stat()  # raises if there is no such file
         raise wrong("files", f"must be files or folders; {path} is neither")
@@ -144,7 +144,9 @@ def read_head(path: Path) -> str:
                 break
     text = content[:HEAD_BYTES].decode("utf-8-sig", "replace")
     is_binary = "\0" in text or text.count("\ufffd") > len(text) // 10
-    return text[:_MAGIC_LENGTH].partition("\0")[0] + "\0" if is_binary else text
+    if is_binary:
+        return text[:_MAGIC_LENGTH].partition("\0")[0] + "\0"
+    return text
 
 
 def why_unreadable(head: str) -> str:
