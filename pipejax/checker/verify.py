@@ -208,13 +208,14 @@ def stage_path(s: PipeStage, limit: float | None) -> float:
 def least_end(group: Group, may_offload: bool) -> float:
     """Return the earliest end of a run [s] by which a host link can carry all needed offloads."""
     stages = [s for worker_stages, _ in group for s in worker_stages]
-    idle = min(s.head + s.forward for s in stages)
-    idle += min(s.input_gradient + s.tail for s in stages)
+    # no offload begins before the first F ends, and no load ends after the last I begins
+    unused = min(s.head + s.forward for s in stages)
+    unused += min(s.input_gradient + s.tail for s in stages)
 
     def is_enough(end: float) -> bool:
         """Return whether the host link can carry the needed offloads and loads before `end`."""
-        needed = sum(link_time(s, limit, end, may_offload) for s, limit in group)
-        return needed <= max(0.0, end - idle)
+        needed = sum(link_time(*worker, end, may_offload) for worker in group)
+        return needed <= max(0.0, end - unused)
 
     low, high = 0.0, 1.0  # double `high` until it is enough, then bisect
     while not is_enough(high):

@@ -154,7 +154,7 @@ def critical_path(
 ) -> CriticalPath:
     """Find the critical path: walk back from the node that ends last, at a tie the first one.
 
-    Costs of 0 at the end of the path count too: that is the derivative from above.
+    A node of duration 0 at its end is on the path too, as a longer duration would delay the end.
 
     Example:
       >>> import numpy as np
@@ -162,7 +162,7 @@ def critical_path(
       >>> critical_path(np.array([[0, 0], [0, 0], [0, 0], [1, 2]]), costs).nodes.tolist()
       [True, False, True, True]
     """
-    finish, columns = _scan(preds, costs.duration, costs.lag)
+    finish, latest = _scan(preds, costs.duration, costs.lag)  # latest: column in `preds`
     nodes = jnp.arange(len(preds), dtype=preds.dtype)
     has_successor = jnp.zeros(finish.shape, bool).at[preds].set(True)
 
@@ -175,9 +175,9 @@ def critical_path(
         return jnp.where(node == path_node, latest_pred, path_node), node == path_node
 
     path_end = jnp.argmax(jnp.where(has_successor, -1, finish)).astype(preds.dtype)
-    _, on_path = jax.lax.scan(visit_node, path_end, (nodes, preds[nodes, columns]), reverse=True)
-    is_winner = jax.nn.one_hot(columns, preds.shape[1], dtype=bool)
-    return CriticalPath(finish, on_path, on_path[:, None] & is_winner)
+    _, on_path = jax.lax.scan(visit_node, path_end, (nodes, preds[nodes, latest]), reverse=True)
+    is_latest = jax.nn.one_hot(latest, preds.shape[1], dtype=bool)
+    return CriticalPath(finish, on_path, on_path[:, None] & is_latest)
 
 
 @in_float64

@@ -205,9 +205,9 @@ class _Columns:
         matches = []
         for node in start:
             kind, microbatch = self._key(node)
-            # source and last end have no microbatch: they match themselves
-            unshifted = end_nodes.get((kind, microbatch))
-            match = end_nodes.get((kind, microbatch + span.shift), unshifted)
+            # a node matches its copy in a later microbatch, or (source, last end) itself
+            copy, unshifted = (kind, microbatch + span.shift), (kind, microbatch)
+            match = end_nodes.get(copy, end_nodes.get(unshifted))
             if match is None:
                 return [], []
             matches.append(match)

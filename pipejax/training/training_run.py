@@ -138,11 +138,11 @@ def _key(seed: UInt[Array, ""], number: UInt[Array, ""]) -> Array:
 
 
 def checked_delays(delays: NumpyArray, num_stages: int) -> Int[NumpyArray, "stages samples stages"]:
-    """Check an array of delays; return it as (updated stages, samples, stages)."""
+    """Check delays [updates]; return them as (updated stage, sample, stage that is read)."""
     table = np.asarray(delays)
-    shapes = [(num_stages,), (num_stages, num_stages)]
-    fits = table.ndim in (2, 3) and (*table.shape[:-2], table.shape[-1]) in shapes
-    if not fits or not 1 <= table.shape[-2] <= LARGEST_COUNT:
+    samples = table.shape[-2] if table.ndim > 1 else 0
+    shapes = [(samples, num_stages), (num_stages, samples, num_stages)]
+    if table.shape not in shapes or not 1 <= samples <= LARGEST_COUNT:
         raise ValueError(
             f"delays must have shape (samples, {num_stages}) or ({num_stages}, samples, "
             f"{num_stages}) with 1 to {LARGEST_COUNT} samples, got {table.shape}"

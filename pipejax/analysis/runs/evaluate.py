@@ -334,9 +334,10 @@ def activation_memory(
     if checkpoints is not None:
         checkpoint_sizes = per_stage("checkpoints", checkpoints, shape)
     shares = _read_numbers("weight_share", weight_share, shape)
-    recomputed = [per_stage("at_work", size, shape) for size in at_work]
+    recomputed = [per_stage("at_work", entry, shape) for entry in at_work]
     size, share, size_in_i = _same_axes(activations, shares, recomputed[AT_WORK.index(IN_I)])
-    if not ((share >= 0) & (share * size <= (size + size_in_i) * (1 + _ROUNDING))).all():
+    available = (size + size_in_i) * (1 + _ROUNDING)  # to W: the activation and what I recomputes
+    if not ((share >= 0) & (share * size <= available)).all():
         raise wrong("weight_share", f"must be a number from 0 to 1, got {weight_share!r}")
     ops = HeldOps.from_content(evaluation.table)
     cell = ops.worker, ops.start  # starts are slots
@@ -347,9 +348,9 @@ def activation_memory(
         microbatch = evaluation.table.ops.microbatch[is_in_ledger(evaluation.table)]
         microbatch = np.maximum(microbatch, 0)  # ops without microbatch count as microbatch 0
         ops = ops._replace(stage=ops.stage * shape[1] + microbatch)
-        arrays = [np.broadcast_to(size, shape).ravel() for size in arrays]
+        arrays = [np.broadcast_to(array, shape).ravel() for array in arrays]
     size, share, *other_sizes = arrays
-    has_work = any(size.any() for size in recomputed)
+    has_work = any(entry.any() for entry in recomputed)
     parts = HeldParts.from_ops(ops, evaluation.table.grammar, at_work=has_work)
     steps = _steps(parts, np.stack([size, share * size, *other_sizes]), evaluation.workers)
     work = np.stack(np.broadcast_arrays(*_same_axes(*recomputed)))

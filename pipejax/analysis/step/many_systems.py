@@ -192,7 +192,7 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
         before=np.zeros(()),  # matters only for the kinds of layers, which are compared
         mtp_before=np.zeros(()),  # matters only for the bytes of messages, which are compared
     )
-    names = "layers", "recomputed", "layers_again", "heads", "parameters", "offload_bytes"
+    names = "layers", "recomputed", "layers_w_recomputes", "heads", "parameters", "offload_bytes"
     leaves, structure = jax.tree.flatten((unplaced, *(getattr(work, name) for name in names)))
     columns = [np.broadcast_to(leaf, len(has_no_place)) for leaf in leaves]
     examples, stage = _distinct(columns)

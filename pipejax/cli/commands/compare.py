@@ -121,13 +121,14 @@ def _row(
 
 
 def _is_unequal_work(scenarios: "Sequence[pj.Scenario]") -> bool:
-    """Return whether times are per stage, so that runs with more stages do more work."""
-    counts = {
+    """Return whether runs differ in stages per worker, although their times are per stage."""
+    # runs with more stages then do more work, unless `source.stages` rescales the times
+    ratios = {
         scenario.table().num_stages / scenario.table().num_workers
         for scenario in scenarios
         if scenario.source.is_per_stage and scenario.source.stages is None
     }
-    return len(counts) > 1
+    return len(ratios) > 1
 
 
 def _view(rows: list[Row], best: Best, link: str, scenario: "pj.Scenario") -> Iterator[object]:

@@ -139,7 +139,7 @@ def layer_activation_bytes(
 
 
 def _unfused_bytes(model: Model, layout: Layout, kind: str, recomputed: Set[str]) -> Number:
-    """Return the bytes per token that unfused kernels keep until I, except in recomputed modules."""
+    """Return the bytes per token that unfused kernels keep until I, except in `recomputed`."""
     # A gated MLP keeps the output of its activation function beside its product with the gate.
     # Attention keeps its output in two layouts: that of its product and that of the projection. A
     # norm keeps its input in float32 and the normalized input; a fused norm keeps only its input.

@@ -142,12 +142,13 @@ def op_seconds(
     one_pass = [seconds[ONE_PASS] for seconds in layer_seconds]
     backward = _input_grad(work, system, one_pass) + _phase(work, system, one_pass, WEIGHT_GRAD)
     weight_grad = _phase(work, system, two_passes, WEIGHT_GRAD)
-    if work.layers_again is not None:  # W recomputes the forward of whole layers
-        weight_grad = weight_grad + _layers(two_passes, FORWARD, work.layers_again)
-    if work.kinds_once is not None:  # W recomputes parts of layers, as I does
-        plain = work._replace(kinds=work.kinds_once)  # without recomputation
+    if work.layers_w_recomputes is not None:  # W recomputes the forward of whole layers
+        weight_grad = weight_grad + _layers(two_passes, FORWARD, work.layers_w_recomputes)
+    if work.kinds_without_recomputation is not None:  # W recomputes parts of layers, as I does
+        plain = work._replace(kinds=work.kinds_without_recomputation)
         plain_seconds = _layer_seconds(plain, system, _exchanges(plain, system))
         plain_two_passes = [seconds[APART] for seconds in plain_seconds]
+        # recomputation: the time of I, less its time without recomputation
         input_grad = _layers(two_passes, INPUT_GRAD, work.layers)
         recomputation = input_grad - _layers(plain_two_passes, INPUT_GRAD, work.layers)
         weight_grad = weight_grad + xp.where(_IS_WEIGHTS, 0.0, recomputation)
@@ -234,13 +235,14 @@ def _cell_exchanges(
     """Return the times [s] of UNSHARD and REDUCE_GRAD cells (stages); 0 without such cells."""
     if work.in_cells is None:
         return 0.0, 0.0
+    # (stages) number of layers of each kind, of embeddings and of heads
     counts = *work.layers, work.stages.first, work.heads
     terms = [
         _if_split(work, work.in_cells * seconds)[:, None] * count
         for seconds, count in zip(exchanges.split_weights, counts, strict=True)
     ]
-    forward, _, weight_grad = sum(terms[1:], start=terms[0])
-    return forward, weight_grad
+    unshard, _, reduce_grad = sum(terms[1:], start=terms[0])  # exchanges of F, I and W
+    return unshard, reduce_grad
 
 
 def _pieces(work: StageWork, priced: Flag) -> list[Pieces]:

@@ -104,9 +104,9 @@ class StageWork(NamedTuple):
     # 1 if UNSHARD or REDUCE_GRAD cells exchange split weights in this phase; None without such
     # cells
     in_cells: Float[NumpyArray, " phases"] | None = None
-    layers_again: PerKind | None = None  # (stages) layers of each kind whose forward W repeats
+    layers_w_recomputes: PerKind | None = None  # (stages) layers of each kind
     # work of one layer by kind without recomputation, if W recomputes parts of layers
-    kinds_once: tuple[PartWork, ...] | None = None
+    kinds_without_recomputation: tuple[PartWork, ...] | None = None
 
     @property
     def parts(self) -> tuple[PartWork, ...]:
@@ -168,12 +168,12 @@ def work_of_stages(
     tied = trained * has_copies * model.head_parameters / layout.tensor
     all_layers = all_layers_by_kind(model, layout, stages)
     recomputed = layers_by_kind(model, layout, stages, stages.recomputed)
-    layers_again, kinds_once = None, None
+    layers_w_recomputes, kinds_without_recomputation = None, None
     if layout.recompute_again:  # W repeats the recomputation of R or I
         pairs = zip(all_layers, recomputed, strict=True)
-        layers_again = tuple(xp.where(has_r, *pair) for pair in pairs)
+        layers_w_recomputes = tuple(xp.where(has_r, *pair) for pair in pairs)
         if recomputed_modules(recompute):
-            kinds_once = _layer_work(model, layout, "none")
+            kinds_without_recomputation = _layer_work(model, layout, "none")
     # t accelerators split a message with sequence parallelism, or if each sends a part
     is_split = 1 - (1 - layout.sequence_parallel) * (1 - layout.scatter_gather)
     split_by = 1 + (layout.tensor - 1) * is_split
@@ -201,8 +201,8 @@ def work_of_stages(
         update_bytes=2 * element + 2 * model.optimizer_bytes,
         tied_parameters=tied,
         offload_bytes=offload,
-        layers_again=layers_again,
-        kinds_once=kinds_once,
+        layers_w_recomputes=layers_w_recomputes,
+        kinds_without_recomputation=kinds_without_recomputation,
     )
 
 

@@ -261,13 +261,13 @@ def run_launch(scenario: Scenario, launcher: str, layers: Sequence[int] = ()) ->
     return by_name[name]
 
 
-def step_launchers(old: Candidate, new: Candidate, *, may_lack: bool = False) -> tuple[str, ...]:
+def change_launchers(old: Candidate, new: Candidate, *, may_lack: bool = False) -> tuple[str, ...]:
     """List the launchers whose options turn the old run into the new run."""
     # `may_lack` keeps launchers that lack a feature of the new run, which a later change may remove
     if old.layers and not new.layers:
         return ()  # no options divide a layer
     old_launches = {launch.launcher: launch for launch in old.launches}
-    # the run already has the table file of its schedule
+    # a launcher runs any stages of an unchanged schedule, as the run has the table file already
     is_same_schedule = all(
         getattr(old.scenario, name) == getattr(new.scenario, name) for name in TABLE_FIELDS
     )
@@ -276,7 +276,7 @@ def step_launchers(old: Candidate, new: Candidate, *, may_lack: bool = False) ->
         for launch in new.launches
         if (may_lack or not launch.lacks)
         and (_has_stages(launch, new) or is_same_schedule)
-        # equal options start the same run, because times, places and orders are no options
+        # equal options would start the old run: times, places and orders are not options
         and launch != old_launches[launch.launcher]
     )
 

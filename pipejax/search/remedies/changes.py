@@ -33,8 +33,8 @@ from pipejax.search.remedies.candidates import (
     Candidate,
     Memory,
     TableSearch,
+    change_launchers,
     restage_layers,
-    step_launchers,
 )
 from pipejax.search.schedule.optimize import optimize
 from pipejax.search.schedule.problem import LINKS_OF_SEARCH
@@ -455,7 +455,7 @@ def recomputations(
         first = bisect.bisect_left(blocks, True, key=lambda level: memory.fits(with_level(level)))
         parts += blocks[first : first + 1]
     for level in parts:
-        names = step_launchers(run, with_level(level))
+        names = change_launchers(run, with_level(level))
         if launcher in names or (names and launcher is None):
             yield level
 

@@ -40,12 +40,12 @@ from pipejax.search.remedies.candidates import (
     Candidate,
     Memory,
     TableSearch,
+    change_launchers,
     complete_launchers,
     first_candidate,
     is_run_by_options,
     run_launch,
     run_launches,
-    step_launchers,
 )
 
 _step_time = operator.attrgetter("step_time")
@@ -340,7 +340,8 @@ def named_scenario(scenario: Scenario) -> Scenario:
 
 
 def _planned_schedules(table: ScheduleTable) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield schedules that may have planned a table, for the times of the run or for equal ops."""
+    """Yield (schedule, options) whose planner may have built this table."""
+    # A plan is for the op times of the run, or for equal op times (`UNIT_SLOTS`).
     is_small = table.num_workers * table.num_microbatches <= changes.MAX_OPS_PLANNED
     for name, builder in REGISTRY.items():
         has_stages = builder.stages_per_worker * table.num_workers == table.num_stages
@@ -447,9 +448,10 @@ class _Shelves:
         min_gain = changes.MIN_GAIN * base.step_time
         if not memory.fits(base):  # remedies that fit may be slower
             min_gain = -math.inf
-        order = self.best_builtin_schedule() if kind == "schedule" else None
-        if order is not None and not memory.fits(order):
-            remedies.append(self.remedy(kind, order, self.launchers(kind, base, order)))
+        schedule = self.best_builtin_schedule() if kind == "schedule" else None
+        # without a limit, a schedule may need more memory than the run: the loop would skip it
+        if schedule is not None and not memory.fits(schedule):
+            remedies.append(self.remedy(kind, schedule, self.launchers(kind, base, schedule)))
         served: set[str] = set()  # launchers that have a remedy; "" stands for no launcher
         for candidate in sorted(self.candidates(kind, base), key=_step_time):
             if base.step_time - candidate.step_time <= min_gain or not memory.fits(candidate):
@@ -487,7 +489,7 @@ class _Shelves:
     def launchers(
         self, kind: str, old: Candidate, new: Candidate, *, may_lack: bool = False
     ) -> tuple[str, ...]:
-        names = () if kind in OF_HARDWARE else step_launchers(old, new, may_lack=may_lack)
+        names = () if kind in OF_HARDWARE else change_launchers(old, new, may_lack=may_lack)
         return tuple(name for name in names if self.launcher in (None, name))
 
     def remedy(self, kind: str, candidate: Candidate, launchers: Sequence[str]) -> Remedy:

@@ -121,7 +121,7 @@ def fixed_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, 
 
 
 class Arm:
-    """A choice of the bandit: kind and share of neighbourhoods, with their gains so far."""
+    """Kind of neighbourhood and share of ops that it frees, with the gains of its steps."""
 
     def __init__(self, kind: str, share: float) -> None:
         self.kind, self.share, self.spent, self.gains = kind, share, 0.0, 0
@@ -152,7 +152,7 @@ class NeighbourhoodSearch:
         share = min(FIRST_SHARE, FIRST_PAIRS / plan.forward.size)
         self._arms = [Arm(kind, share) for kind in KINDS]
         self._solver: cp_model.CpSolver | None = None
-        self.idle = 0.0  # deterministic time since the last gain
+        self.time_without_gain = 0.0  # deterministic time since the last gain
 
     def step(self, budget: Budget, num_parallel: int = 1) -> bool:
         """Free the ops of a random neighbourhood and solve; return whether the plan improved."""
@@ -160,14 +160,15 @@ class NeighbourhoodSearch:
         weights = np.array([arm.weight for arm in self._arms])
         arm = self._arms[self._rng.choice(len(weights), p=weights / weights.sum())]
         model = self._model(KINDS[arm.kind](self.problem, self.plan, arm.share, self._rng))
-        time_limit = max(STEP, STEP_SHARE * self.idle)
+        # the longer the search has no gain, the longer a step may take
+        time_limit = max(STEP, STEP_SHARE * self.time_without_gain)
         solver = self._solver = budget.new_solver(1, time_limit)
         solver.parameters.random_seed = int(self._rng.integers(2**31))
         solver.parameters.cp_model_presolve = False  # takes ten times as long as most steps
         status = budget.solve(solver, model, self._base.num_ops, num_parallel=num_parallel)
         is_solved = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
         spent = solver.response_proto.deterministic_time
-        self.idle += spent
+        self.time_without_gain += spent
         arm.learn(spent, is_solved=is_solved, ended=is_solved or status == cp_model.INFEASIBLE)
         return is_solved and self.take(self._base.plan(solver))
 
@@ -176,7 +177,7 @@ class NeighbourhoodSearch:
         objective = plan_objective(self.problem, plan)
         if objective >= self.objective:
             return False
-        self.plan, self.objective, self.idle = plan, objective, 0.0
+        self.plan, self.objective, self.time_without_gain = plan, objective, 0.0
         return True
 
     def stop(self) -> None:
@@ -246,7 +247,7 @@ def search_neighbourhoods(
     def visit(search: NeighbourhoodSearch, limit: float, tell: Tell) -> None:
         """Search on one grid until it gets stuck; report gains, adopt better tables of others."""
         grid, adopted = search.problem, best.table
-        while search.idle < limit and not is_over():
+        while search.time_without_gain < limit and not is_over():
             if search.step(budget, num_threads) and keeps_limits(grid, search.plan):
                 table = to_table(grid, search.plan, "optimized neighbourhoods")
                 search.take(to_plan(grid, table))  # ops start as early as the rows allow

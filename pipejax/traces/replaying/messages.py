@@ -260,11 +260,11 @@ def by_link(evidence: Sequence[MessageEvidence], links: int) -> Iterator[tuple[S
 
 
 def best_evidence(seconds: Seconds, strength: Strength) -> NumpyArray:
-    """Return the message times [s] of a link with the strongest evidence; empty without any."""
-    # If the strongest evidence is IDLE, only the smallest upper bound counts.
+    """Return the times [s] of those messages of a link with the strongest evidence."""
     for level in (WAITED, FIRST):
         if (strength == level).any():
             return seconds[strength == level]
+    # All others are upper bounds. The smallest counts if it is IDLE; ARRIVED is no evidence.
     quickest = np.argsort(seconds, kind="stable")[:1]
     return seconds[quickest][strength[quickest] == IDLE]
 
