@@ -312,7 +312,7 @@ def activation_memory(
       at_work: memory that B, I and W recompute while they run, three entries of the same shapes.
 
     Returns:
-      The steps and peaks.
+      The memory of each worker after each change, and its peak.
 
     Raises:
       ValueError: if a size is no finite number of at least 0, if the shape does not fit the stages
@@ -340,7 +340,7 @@ def activation_memory(
     if not ((share >= 0) & (share * size <= available)).all():
         raise wrong("weight_share", f"must be a number from 0 to 1, got {weight_share!r}")
     ops = HeldOps.from_content(evaluation.table)
-    cell = ops.worker, ops.start  # starts are slots
+    cell = ops.worker, ops.start  # starts are slots here, times [s] below
     ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
     arrays = _same_axes(activations, shares, checkpoint_sizes, *recomputed)
     if arrays[0].ndim == 2:
@@ -387,7 +387,7 @@ def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredW
       sizes: size of the weights of a stage in any unit: a number or (stages).
 
     Returns:
-      The steps and peaks.
+      The memory of each worker after each change, and its peak.
 
     Raises:
       ValueError: if a size is no finite number of at least 0, or there is not one per stage.
@@ -404,7 +404,7 @@ def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredW
     check_types(evaluation=(evaluation, Evaluation))
     size = per_stage("sizes", sizes, (evaluation.stages, 0))
     ops = HeldOps.from_content(evaluation.table, GATHERED)
-    cell = ops.worker, ops.start  # starts are slots
+    cell = ops.worker, ops.start  # starts are slots here, times [s] below
     ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
     parts = HeldParts.from_ledger(ops, GATHERED)
     return GatheredWeights(*_steps(parts, size[None], evaluation.workers))

@@ -154,6 +154,7 @@ def _number_turns(ops: Columns) -> tuple[Numbers, int]:
 
 def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Iterator[_Reading]:
     """Yield all possible numberings of the ops (readings); `missing` names columns to infer."""
+    # Two steps of three forwards that no column tells apart have the turns 0 to 5 and `total` 6.
     turn, total = _number_turns(ops)
     lane = number_groups(ops["replica"], ops["worker" if "worker" in ops else "stage"])
     rows = np.lexsort([ops["start"], lane])
@@ -169,12 +170,19 @@ def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Ite
     if len(step_counts) > 1 and "microbatch" in missing and not sizes.microbatches:
         stages = sizes.stages if "stage" in missing and "chunk" not in ops else 1
         counts = {steps: total // steps for steps in filter(None, step_counts)}
+        # nothing relates steps and microbatches: all numbers of steps that fit are possible
         ambiguous = [
-            _Reading(steps, sizes.stages or None, stages and turns // stages, "", {})
+            _Reading(
+                steps=steps,
+                stages=sizes.stages or None,
+                microbatches=turns // stages if stages else 0,
+                order="",
+                columns={},
+            )
             for steps, turns in counts.items()
             if turns % max(stages, 1) == 0
         ]
-        raise wrong("files", _why_ambiguous(missing, ambiguous, ambiguous))
+        raise wrong("files", _why_ambiguous(missing, ambiguous, possible=ambiguous))
     for steps in step_counts:
         turns_per_step, columns, step_turn = total, dict(ops), turn
         if steps is not None:
