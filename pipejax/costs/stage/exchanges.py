@@ -234,8 +234,7 @@ def attention_alone(work: StageWork) -> StageWork:
         kind._replace(ops=tuple(op for op in kind.ops if op.name not in _EXPERT_OPS))
         for kind in work.kinds
     )
-    head = work.head._replace(ops=())
-    return work._replace(kinds=kinds, head=head, kinds_without_recomputation=None)
+    return work._replace(kinds=kinds, head=work.head._replace(ops=()), plain_kinds=None)
 
 
 def with_kinds(

@@ -144,8 +144,8 @@ def op_seconds(
     weight_grad = _phase(work, system, two_passes, WEIGHT_GRAD)
     if work.layers_w_recomputes is not None:  # W recomputes the forward of whole layers
         weight_grad = weight_grad + _layers(two_passes, FORWARD, work.layers_w_recomputes)
-    if work.kinds_without_recomputation is not None:  # W recomputes parts of layers, as I does
-        plain = work._replace(kinds=work.kinds_without_recomputation)
+    if work.plain_kinds is not None:  # W recomputes parts of layers, as I does
+        plain = work._replace(kinds=work.plain_kinds)
         plain_seconds = _layer_seconds(plain, system, _exchanges(plain, system))
         plain_two_passes = [seconds[APART] for seconds in plain_seconds]
         # recomputation: the time of I, less its time without recomputation
@@ -235,8 +235,7 @@ def _cell_exchanges(
     """Return the times [s] of UNSHARD and REDUCE_GRAD cells (stages); 0 without such cells."""
     if work.in_cells is None:
         return 0.0, 0.0
-    # (stages) number of layers of each kind, of embeddings and of heads
-    counts = *work.layers, work.stages.first, work.heads
+    counts = *work.layers, work.stages.first, work.heads  # layers, embeddings, heads (stages)
     terms = [
         _if_split(work, work.in_cells * seconds)[:, None] * count
         for seconds, count in zip(exchanges.split_weights, counts, strict=True)

@@ -106,7 +106,7 @@ class StageWork(NamedTuple):
     in_cells: Float[NumpyArray, " phases"] | None = None
     layers_w_recomputes: PerKind | None = None  # (stages) layers of each kind
     # work of one layer by kind without recomputation, if W recomputes parts of layers
-    kinds_without_recomputation: tuple[PartWork, ...] | None = None
+    plain_kinds: tuple[PartWork, ...] | None = None
 
     @property
     def parts(self) -> tuple[PartWork, ...]:
@@ -168,12 +168,12 @@ def work_of_stages(
     tied = trained * has_copies * model.head_parameters / layout.tensor
     all_layers = all_layers_by_kind(model, layout, stages)
     recomputed = layers_by_kind(model, layout, stages, stages.recomputed)
-    layers_w_recomputes, kinds_without_recomputation = None, None
+    layers_w_recomputes, plain_kinds = None, None
     if layout.recompute_again:  # W repeats the recomputation of R or I
         pairs = zip(all_layers, recomputed, strict=True)
         layers_w_recomputes = tuple(xp.where(has_r, *pair) for pair in pairs)
         if recomputed_modules(recompute):
-            kinds_without_recomputation = _layer_work(model, layout, "none")
+            plain_kinds = _layer_work(model, layout, "none")
     # t accelerators split a message with sequence parallelism, or if each sends a part
     is_split = 1 - (1 - layout.sequence_parallel) * (1 - layout.scatter_gather)
     split_by = 1 + (layout.tensor - 1) * is_split
@@ -202,7 +202,7 @@ def work_of_stages(
         tied_parameters=tied,
         offload_bytes=offload,
         layers_w_recomputes=layers_w_recomputes,
-        kinds_without_recomputation=kinds_without_recomputation,
+        plain_kinds=plain_kinds,
     )
 
 

@@ -340,8 +340,7 @@ def named_scenario(scenario: Scenario) -> Scenario:
 
 
 def _planned_schedules(table: ScheduleTable) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (schedule, options) whose planner may have built this table."""
-    # A plan is for the op times of the run, or for equal op times (`UNIT_SLOTS`).
+    """Yield (schedule, options) that may plan this table, with times of the run or equal ones."""
     is_small = table.num_workers * table.num_microbatches <= changes.MAX_OPS_PLANNED
     for name, builder in REGISTRY.items():
         has_stages = builder.stages_per_worker * table.num_workers == table.num_stages

@@ -34,8 +34,7 @@ def paths(problem: Problem) -> Paths:
     head, trip, tail = (np.zeros((pipes, stages), np.int64) for _ in range(3))
     tail[:] = np.where(is_split, problem.weight_grad, 0) + problem.step_end
     for stage in range(1, stages):
-        head[:, stage] = head[:, stage - 1] + problem.forward[stage - 1]
-        head[:, stage] += forward_hop[:, stage - 1]
+        head[:, stage] = head[:, stage - 1] + problem.forward[stage - 1] + forward_hop[:, stage - 1]
         # the path from I goes on to the previous stage, or ends with W of this stage
         to_previous = backward_hop[:, stage - 1] + input_grad[stage - 1] + tail[:, stage - 1]
         tail[:, stage] = np.maximum(tail[:, stage], to_previous)

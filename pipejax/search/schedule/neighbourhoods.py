@@ -160,8 +160,7 @@ class NeighbourhoodSearch:
         weights = np.array([arm.weight for arm in self._arms])
         arm = self._arms[self._rng.choice(len(weights), p=weights / weights.sum())]
         model = self._model(KINDS[arm.kind](self.problem, self.plan, arm.share, self._rng))
-        # the longer the search has no gain, the longer a step may take
-        time_limit = max(STEP, STEP_SHARE * self.time_without_gain)
+        time_limit = max(STEP, STEP_SHARE * self.time_without_gain)  # grows without a gain
         solver = self._solver = budget.new_solver(1, time_limit)
         solver.parameters.random_seed = int(self._rng.integers(2**31))
         solver.parameters.cp_model_presolve = False  # takes ten times as long as most steps

@@ -172,13 +172,7 @@ def _list_readings(ops: Columns, missing: Sequence[str], sizes: RunSizes) -> Ite
         counts = {steps: total // steps for steps in filter(None, step_counts)}
         # nothing relates steps and microbatches: all numbers of steps that fit are possible
         ambiguous = [
-            _Reading(
-                steps=steps,
-                stages=sizes.stages or None,
-                microbatches=turns // stages if stages else 0,
-                order="",
-                columns={},
-            )
+            _Reading(steps, sizes.stages or None, turns // stages if stages else 0, "", {})
             for steps, turns in counts.items()
             if turns % max(stages, 1) == 0
         ]

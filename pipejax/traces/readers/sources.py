@@ -144,9 +144,7 @@ def read_head(path: Path) -> str:
                 break
     text = content[:HEAD_BYTES].decode("utf-8-sig", "replace")
     is_binary = "\0" in text or text.count("\ufffd") > len(text) // 10
-    if is_binary:
-        return text[:_MAGIC_LENGTH].partition("\0")[0] + "\0"
-    return text
+    return (text[:_MAGIC_LENGTH].partition("\0")[0] + "\0") if is_binary else text
 
 
 def why_unreadable(head: str) -> str:
