@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import ActivationMemory, Evaluation, activation_memory, evaluate
-from pipejax.base.array_types import Float, NumpyArray
+from pipejax.base.array_types import Num, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.base.data_files import load_json
 from pipejax.base.display import ResultDict, with_short_repr
@@ -33,7 +33,7 @@ with_short_repr("ok makespan problems bounds")(Verdict)
 with_short_repr("")(Discrepancy)
 with_short_repr("")(CheckedBound)
 
-Limits = Sequence[float] | Float[NumpyArray, " workers"]
+Limits = Sequence[float] | Num[NumpyArray, " workers"]
 
 
 def verify(certificate: str | Path | Mapping[str, Any]) -> Verdict:
