@@ -230,7 +230,7 @@ class ScheduleTable(Content, Drawn):
         """Return whether U cells update weights within the table, so that it is asynchronous."""
         return len(self.updates) > 0
 
-    def with_rows(self, rows: Sequence[Sequence[Cell]]) -> "ScheduleTable":
+    def with_rows(self, rows: Sequence[Sequence[Cell | str]]) -> "ScheduleTable":
         """Return a copy with new rows of cells; without any update it has no weight rule.
 
         Raises:
