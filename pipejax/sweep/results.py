@@ -25,7 +25,7 @@ from pipejax.sweep.store import CHECKSUM, FEASIBLE, ILLEGAL, NO_RESOURCE, OUT_OF
 if TYPE_CHECKING:
     import pandas as pd
 
-Points = Int[NumpyArray, " points"]  # indices of points
+Points = Int[NumpyArray, " chosen_points"]  # indices of points
 _KEYS = {"schedules": "schedule", "models": "model", "systems": "system"}  # {key: axis}
 
 
