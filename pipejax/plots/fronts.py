@@ -31,7 +31,7 @@ class Shown(NamedTuple):
     values: NumpyArray  # (points) in the unit of the label
     more_is_better: bool = False  # whether the front has the largest values
 
-    def near_front(self, front: Int[NumpyArray, " found"]) -> Bool[NumpyArray, " points"]:
+    def near_front(self, front: Int[NumpyArray, " front"]) -> Bool[NumpyArray, " points"]:
         """Return a mask of points up to `MAX_FRONT_RATIO` worse than the worst on the front."""
         if not len(front) or not np.all(self.values[front] > 0):
             return np.ones(len(self.values), bool)
@@ -44,8 +44,8 @@ def draw_results(
     axes: Axes,
     sides: Sequence[Shown],
     groups: Mapping[str, Bool[NumpyArray, " points"]],
-    front: Int[NumpyArray, " found"],
-    best: Int[NumpyArray, " found"],
+    front: Int[NumpyArray, " front"],
+    best: Int[NumpyArray, " best"],
     front_names: tuple[str, Sequence[str]] = ("", ()),
 ) -> None:
     """Draw points by group, their front as a line of steps, and rings around the best points."""
@@ -152,7 +152,7 @@ def _scale(
     axes: Axes,
     sides: Sequence[Shown],
     is_grouped: Bool[NumpyArray, " points"],
-    front: Int[NumpyArray, " found"],
+    front: Int[NumpyArray, " front"],
 ) -> None:
     """Set limits and scales of both axes so that the points near the front fill the picture."""
     for name, side, axis in zip("xy", sides, (axes.xaxis, axes.yaxis), strict=True):
@@ -169,7 +169,7 @@ def _scale(
         style.name_ticks(axis)
 
 
-def _draw_front(axes: Axes, sides: Sequence[Shown], front: Int[NumpyArray, " found"]) -> None:
+def _draw_front(axes: Axes, sides: Sequence[Shown], front: Int[NumpyArray, " front"]) -> None:
     """Draw the border of the region that the front dominates, up to the edges of the picture."""
     x, y = (side.values[front] for side in sides)
     limits = axes.get_xlim(), axes.get_ylim()
@@ -184,7 +184,7 @@ def _draw_front(axes: Axes, sides: Sequence[Shown], front: Int[NumpyArray, " fou
 def _name_front(
     axes: Axes,
     sides: Sequence[Shown],
-    front: Int[NumpyArray, " found"],
+    front: Int[NumpyArray, " front"],
     title: str,
     names: Sequence[str],
 ) -> None:

@@ -127,7 +127,7 @@ def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
     )
 
 
-def _sums_before(steps: PerStage) -> PerStage:
+def _sums_before(steps: Float[NumpyArray, "layouts boundaries"]) -> PerStage:
     """Return the sum of steps before each stage: (layouts, stages) from (layouts, stages - 1)."""
     return np.concatenate([np.zeros((len(steps), 1)), np.cumsum(steps, axis=1)], axis=1)
 
