@@ -517,15 +517,20 @@ def test_a_plan_for_torchtitan_finds_its_own_recomputation(answer, sequence):
 
 
 @pytest.mark.parametrize(
-    ("name", "launcher"),
-    [("gpt-22b", "Megatron-LM"), ("llama3-8b", "torchtitan"), ("llama3-70b", "Megatron-Bridge")],
+    ("name", "launcher", "gpus"),
+    [
+        ("gpt-22b", "Megatron-LM", 32),
+        ("llama3-8b", "torchtitan", 8),
+        ("llama3-70b", "Megatron-Bridge", 32),
+    ],
 )
-def test_details_mark_the_layouts_that_tie(call, name, launcher):
-    result = pj.plan(name, "h100", gpus=32, minibatch=64, launcher=launcher)
+def test_details_mark_the_layouts_that_tie(call, name, launcher, gpus):
+    result = pj.plan(name, "h100", gpus=gpus, minibatch=2 * gpus, launcher=launcher)
     rows = (result.best, *result.runners_up)
     ratios = [row.step_time / result.best.step_time - 1 for row in rows]
     ties = [k <= row.evidence.spread / 100 for k, row in zip(ratios, rows, strict=True)]
-    line = ["-m", name, "-y", "h100", "--gpus", 32, "--minibatch", 64, "--launcher", launcher]
+    line = ["-m", name, "-y", "h100", "--gpus", gpus, "--minibatch", 2 * gpus]
+    line += ["--launcher", launcher]
     text = call("plan", *line, "--details", "--format", "csv")[1]
     marks = [
         line.rpartition(",")[2] for line in text.splitlines() if line.endswith((",yes", ",no"))
