@@ -521,7 +521,7 @@ def test_a_plan_for_torchtitan_finds_its_own_recomputation(answer, sequence):
     [
         ("gpt-22b", "Megatron-LM", 32),
         ("llama3-8b", "torchtitan", 8),
-        ("llama3-70b", "Megatron-Bridge", 32),
+        ("llama3-8b", "Megatron-Bridge", 8),
     ],
 )
 def test_details_mark_the_layouts_that_tie(call, name, launcher, gpus):
