@@ -1,6 +1,7 @@
 """Rules of legal schedules. A table runs these checks when it is made, in this order."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -244,14 +245,13 @@ def _check_needed(content: Content, rule: Rule) -> None:
         raise _missing_error(content, *_op_and_worker(content, rule.consumer, *place), why)
 
 
-def _op_and_worker(
-    content: Content, phase: AnyPhase, stage: Index, microbatch: Index
-) -> tuple[Op, int]:
+def _op_and_worker(content: Content, phase: Any, stage: Index, microbatch: Index) -> tuple[Op, int]:
     """Return an op and its worker; `stage` is a worker if the phase has no stage."""
+    # `phase` is a `Phase`, or a `CustomPhase` of the table
     if phase.kind.scope == WORKER:
-        return Op(phase, NO_STAGE, int(microbatch)), int(stage)  # type: ignore[arg-type]
+        return Op(phase, NO_STAGE, int(microbatch)), int(stage)
     worker = content.placement[content.pipe_of_microbatch[microbatch], stage]
-    return Op(phase, int(stage), int(microbatch)), int(worker)  # type: ignore[arg-type]
+    return Op(phase, int(stage), int(microbatch)), int(worker)
 
 
 def _check_forwards_and_backwards(content: Content) -> None:
