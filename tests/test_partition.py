@@ -206,6 +206,17 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
     assert run["memory_bytes"] == message["memory_bytes"]
 
 
+def test_default_splits_that_do_not_fit_are_not_compared_by_time(call, answer):
+    # stage 0 of 1F1B holds the most microbatches, so equal stages need too much there
+    line = "-s 1f1b -P 8 -M 32 -m llama3-70b -y h100 --tensor-parallel 8 --minibatch 64"
+    code, shown, _ = call("tune", "layers", *line.split())
+    result = answer("tune", "layers", *line.split())
+    assert code == 0
+    assert not any(split["fits"] for split in result["defaults"].values())
+    assert shown.splitlines()[0].endswith("no default split fits in memory")
+    assert shown.count("does not fit in memory") == len(result["defaults"])
+
+
 def test_a_search_that_is_out_of_time_says_what_it_knows():
     table, workload = build_case("interleaved")
     result = pj.search.layers(table, workload, H100, no_memory_limit=True, time_limit=0)

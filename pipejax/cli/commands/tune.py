@@ -283,6 +283,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
                 "stages": [_split_stages(table, system, result)],
                 "launchers": launch_lines(launches, full=True),
             },
+            too_large=[name for name, split in best.defaults.items() if not split.fits],
         )
 
     with best_so_far(report) as keep, progress("splitting") as on_progress:
@@ -327,10 +328,10 @@ def _split_json(
 
 
 def _saving(result: "pj.results.Found[pj.results.Partition]") -> str:
-    """Return the saving of the split over the fastest default that fits; "" if none fits."""
+    """Return the saving of the split over the fastest default split that fits in memory."""
     times = {name: split.step_time for name, split in result.best.defaults.items() if split.fits}
     if not times:
-        return ""
+        return ": no default split fits in memory" if result.best.fits else ""
     name = min(times, key=lambda name: times[name])
     saved = saving(times[name], result.value) or 0.0
     return f": {percent(saved)} less than {name}" if saved > 1e-9 else f": as fast as {name}"

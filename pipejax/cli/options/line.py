@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_origin
 
 from cyclopts import CoercionError, CycloptsError, MissingArgumentError, Token
-from cyclopts.exceptions import RepeatArgumentError, UnusedCliTokensError
+from cyclopts.exceptions import RepeatArgumentError, UnknownOptionError, UnusedCliTokensError
 
 from pipejax.base.checks import ArgumentError, UnknownNameError, nearest
 from pipejax.base.data_files import load_json, load_toml
@@ -221,7 +221,12 @@ def _message(error: CycloptsError) -> str:
     if isinstance(error, CoercionError) and error.msg and error.token:
         return f"{option} {error.msg}"
     if isinstance(error, UnusedCliTokensError):
-        return f"unexpected argument: {' '.join(error.unused_tokens or ())}"
+        words = " ".join(error.unused_tokens or ())
+        return f"unexpected argument: {words}; give it behind an option, which --help lists"
+    if isinstance(error, UnknownOptionError) and error.token.keyword:  # -s and -S are two options
+        option = error.token.keyword
+        if any(option.swapcase() in argument.names for argument in error.argument_collection):
+            return f"unknown option: {option}; did you mean {option.swapcase()}?"
     text = str(error).removesuffix(".").replace(". Did you mean", "; did you mean")
     text = text.replace(". Must be >= ", ": must be at least ").replace('"', "'")
     return text[0].lower() + text[1:]

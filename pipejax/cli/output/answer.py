@@ -1,7 +1,7 @@
 """Answers of commands, printed as one JSON object, as text or as tables; their progress."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, takewhile
 from typing import Any, NamedTuple
@@ -130,8 +130,10 @@ def search_answer(
     last_lines: Iterable[object] = (),
     next: tuple[str, ...] = (),
     details: Mapping[str, Iterable[object]] = {},
+    too_large: Collection[str] = (),
 ) -> Answer:
     """Answer with the result of a search, its baselines and why it ended."""
-    tables = [savings(nouns[0], time, result.baselines, result.value)] if result.baselines else []
+    times = result.baselines
+    tables = [savings(nouns[0], time, times, result.value, too_large)] if times else []
     view = [*first_lines, *tables, *search_end(result, nouns[1]), *last_lines]
     return Answer({**data, **pick(result, SEARCH_FIELDS)}, view, next=next, details=details)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import compress
 from pathlib import Path
@@ -173,11 +173,21 @@ STOP_TEXTS = {"time": "--time-limit", "effort": "--effort", "gap": "--gap", "int
 SEARCH_FIELDS = "value lower_bound gap baselines evaluated stopped"  # of every search result
 
 
-def savings(noun: str, time: str, times: Mapping[str, float | None], best: float) -> TextTable:
+def savings(
+    noun: str,
+    time: str,
+    times: Mapping[str, float | None],
+    best: float,
+    too_large: Collection[str] = (),
+) -> TextTable:
     """Make a table of the best candidate of a search and its baselines, with their times [s]."""
+    # baselines named in `too_large` do not fit in memory
     all_times = {"best": best, **times}
     texts = ("-" if time is None else seconds(time) for time in all_times.values())
-    shares = (percent(saving(time, best)) for time in all_times.values())
+    shares = (
+        "does not fit in memory" if name in too_large else percent(saving(time, best))
+        for name, time in all_times.items()
+    )
     names = (name.replace("scattered", "random") for name in all_times)
     names = (name.replace("folded", "first and last side by side") for name in names)
     labels = (name.replace("PyTorch", "as PyTorch gathers") for name in names)
