@@ -16,8 +16,16 @@ from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import check_used, command_line, parse_scenario, required
 from pipejax.cli.output.answer import Answer, best_so_far, progress
 from pipejax.cli.output.files import JSON, NO_OUTPUT, TABLE, Output, check_modules
-from pipejax.cli.output.numbers import gigabytes, percent, saving, seconds
-from pipejax.cli.output.report import SEARCH_FIELDS, is_json, pick, print_json, savings, search_end
+from pipejax.cli.output.numbers import gigabytes, percent, seconds
+from pipejax.cli.output.report import (
+    SEARCH_FIELDS,
+    is_json,
+    less_than,
+    pick,
+    print_json,
+    savings,
+    search_end,
+)
 from pipejax.cli.output.tables import TextTable, grid
 from pipejax.schedules.cells.ops import format_cell
 
@@ -248,8 +256,7 @@ def _view(outcome: Outcome, rendezvous: float | None) -> Iterator[object]:
     saved = ""
     if outcome.best_baseline is not None:
         name, other = outcome.best_baseline
-        share = percent(saving(other, result.value))
-        saved = f": {share} less than {name} ({seconds(other)})"
+        saved = f": {less_than(name, other, result.value)} ({seconds(other)})"
     yield f"[bold]{seconds(value)}[/] per step{word} within the memory limit{saved}"
     yield from search_end(result, "orders of these stages on these workers tried")
     unit = "" if stages.unit == "bytes" else f" {stages.unit}"

@@ -18,9 +18,9 @@ from pipejax.cli.options.scenario import build, check_alike, command_line, parse
 from pipejax.cli.options.tables import OF_RUNS, SizedSchedule
 from pipejax.cli.output.answer import Answer, best_so_far, progress, search_answer
 from pipejax.cli.output.files import LAYOUT, NO_OUTPUT, Output
-from pipejax.cli.output.numbers import gigabytes, percent, saving, seconds
+from pipejax.cli.output.numbers import gigabytes, seconds
 from pipejax.cli.output.plans import launch_json, launch_lines
-from pipejax.cli.output.report import SEARCH_FIELDS, pick, table_sizes
+from pipejax.cli.output.report import SEARCH_FIELDS, less_than, pick, table_sizes
 from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
 from pipejax.schedules.naming import find, named
 
@@ -333,8 +333,7 @@ def _saving(result: "pj.results.Found[pj.results.Partition]") -> str:
     if not times:
         return ": no default split fits in memory" if result.best.fits else ""
     name = min(times, key=lambda name: times[name])
-    saved = saving(times[name], result.value) or 0.0
-    return f": {percent(saved)} less than {name}" if saved > 1e-9 else f": as fast as {name}"
+    return f": {less_than(name, times[name], result.value)}"
 
 
 def _split_stages(

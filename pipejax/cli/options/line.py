@@ -206,12 +206,12 @@ def parse(
     try:
         _, bound, _ = app.parse_args(list(words), print_error=False, exit_on_error=False)
     except CycloptsError as error:
-        raise ValueError(_message(error)) from None
+        raise ValueError(_message(error, options.command)) from None
     bound.apply_defaults()
     return bound
 
 
-def _message(error: CycloptsError) -> str:
+def _message(error: CycloptsError, command: str) -> str:
     """Return the error of a command line, with options by their names."""
     option = error.argument.name if error.argument else ""
     if isinstance(error, MissingArgumentError) and error.argument and not error.keyword:
@@ -223,10 +223,15 @@ def _message(error: CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError):
         words = " ".join(error.unused_tokens or ())
         return f"unexpected argument: {words}; give it behind an option, which --help lists"
-    if isinstance(error, UnknownOptionError) and error.token.keyword:  # -s and -S are two options
-        option = error.token.keyword
-        if any(option.swapcase() in argument.names for argument in error.argument_collection):
-            return f"unknown option: {option}; did you mean {option.swapcase()}?"
+    if isinstance(error, UnknownOptionError) and (
+        option := error.token.keyword or error.token.value
+    ):
+        names = {name for argument in error.argument_collection for name in argument.names}
+        for other in (option.swapcase(), f"{option}s"):  # -s or --schedule, -S or --schedules
+            if other in names:
+                return f"unknown option: {option}; did you mean {other}?"
+        if option in map(flag, CATALOGUE):
+            return f"{command} has no option {option}, other commands do"
     text = str(error).removesuffix(".").replace(". Did you mean", "; did you mean")
     text = text.replace(". Must be >= ", ": must be at least ").replace('"', "'")
     return text[0].lower() + text[1:]

@@ -194,6 +194,12 @@ def savings(
     return grid([(noun, labels), (time, texts), ("the best is shorter by", shares)])
 
 
+def less_than(name: str, time: float | None, best: float) -> str:
+    """Compare the best time with that of the named candidate [s]."""
+    share = saving(time, best) or 0.0
+    return f"{percent(share)} less than {name}" if share > 1e-9 else f"as fast as {name}"
+
+
 def search_end(result: Any, candidates: str) -> Iterator[str]:
     """Yield the lower bound of a search and why it stopped; `candidates` says what it tried."""
     if not result.lower_bound:
