@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import pipejax as pj
-from pipejax.analysis.comparison.comparison import closed_form
+from pipejax.analysis.comparison import closed_form
 from pipejax.analysis.formula.parameters import default_parameters
 from pipejax.analysis.runs.evaluate import ActivationMemory
 from pipejax.schedules import REGISTRY, Builder

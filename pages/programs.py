@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipejax.cli.app import SKILL
-from pipejax.cli.output.schemas import FOLDER
+from pipejax.cli.options.assertions import FOLDER
 
 
 def program_files(title: str, about: str, nav: Any) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipejax.cli.app import COMMANDS, summary
-from pipejax.cli.output.schemas import FOLDER
+from pipejax.cli.options.assertions import FOLDER
 
 VERSION = 2  # to be raised when a key goes, is renamed, or means something else
 KEYS = Path(__file__).parent / "schema_keys.toml"

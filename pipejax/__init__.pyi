@@ -14,8 +14,8 @@ from pipejax import (
     typing as typing,
 )
 from pipejax.analysis.certificates import certificate as certificate, verify as verify
-from pipejax.analysis.comparison.comparison import compare as compare
-from pipejax.analysis.formula.formula import formula as formula
+from pipejax.analysis.comparison import compare as compare
+from pipejax.analysis.formula.form import formula as formula
 from pipejax.analysis.runs.evaluate import Evaluation as Evaluation, evaluate as evaluate
 from pipejax.analysis.runs.staleness import staleness as staleness
 from pipejax.analysis.scenario import Scenario as Scenario

@@ -1,6 +1,6 @@
 """Files beside tables, costs, models and systems."""
 
-from pipejax.analysis.formula.formula import read_formula as read_formula
+from pipejax.analysis.formula.form import read_formula as read_formula
 from pipejax.analysis.runs.chrome_trace import chrome_trace as chrome_trace
 from pipejax.base.files import (
     ATTRIBUTES as ATTRIBUTES,

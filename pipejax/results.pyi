@@ -1,6 +1,6 @@
 """Records that functions return, by room."""
 
-from pipejax.analysis.comparison.comparison import Comparison as Comparison
+from pipejax.analysis.comparison import Comparison as Comparison
 from pipejax.analysis.formula.family import Family as Family
 from pipejax.analysis.formula.form import Formula as Formula
 from pipejax.analysis.formula.versus import Region as Region, Versus as Versus
@@ -42,10 +42,10 @@ from pipejax.sweep.store import STATUS as STATUS
 from pipejax.traces.findings.analysis import (
     Analysis as Analysis,
     Forecast as Forecast,
+    NewDeal as NewDeal,
     Stall as Stall,
 )
 from pipejax.traces.findings.attribution import Attribution as Attribution, Share as Share
-from pipejax.traces.findings.new_deal import NewDeal as NewDeal
 from pipejax.traces.findings.op_times import OpTimes as OpTimes
 from pipejax.traces.findings.suspects import Suspect as Suspect
 from pipejax.traces.record import LeftOut as LeftOut, StepBudget as StepBudget

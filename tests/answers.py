@@ -11,7 +11,7 @@ import fastjsonschema
 
 from pages.schemas import union, value_schema
 from pipejax.cli.app import split_command
-from pipejax.cli.output.schemas import read_schema
+from pipejax.cli.options.assertions import read_schema
 
 FOLDER = os.environ.get("PIPEJAX_ANSWERS")  # where `make schemas` keeps what it needs
 KEPT = {}  # schema of all answers, by command

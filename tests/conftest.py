@@ -14,8 +14,7 @@ from answers import check_answer
 from cyclopts import App
 
 from pipejax.cli.app import run
-from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.report import current_style, printing
+from pipejax.cli.output.report import Answer, current_style, printing
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 from legal_sizes import build
 
 import pipejax as pj
-from pipejax.analysis.comparison.comparison import Times, closed_form
+from pipejax.analysis.comparison import Times, closed_form
 from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.table.held_activations import peak_in_flight
 

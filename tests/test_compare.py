@@ -8,7 +8,7 @@ import re
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.comparison.table_difference import row_exchanges, table_difference
+from pipejax.analysis.comparison import row_exchanges, table_difference
 from pipejax.analysis.runs.timeline import arrows, bars
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import LINKS, Links

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 import pipejax as pj
 from pipejax.analysis.runs.timeline import bars
 from pipejax.cli.options.catalogue import CATALOGUE
-from pipejax.cli.options.run import LinkOptions
+from pipejax.cli.options.tables import LinkOptions
 from pipejax.schedules.cells.ops import HOST
 from pipejax.schedules.table.communication_cells import without_transfers
 from pipejax.schedules.table.links import LINK_MODELS, LINK_OPTIONS, LinkModel

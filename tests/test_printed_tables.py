@@ -12,10 +12,9 @@ import pytest
 from pipejax.base.data_files import time_unit
 from pipejax.cli.options.line import command_line, config_text, written, written_but
 from pipejax.cli.options.option import parse_share
-from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
-from pipejax.cli.output.report import printing
+from pipejax.cli.output.report import Answer, printing
 from pipejax.cli.output.runs import ends_of_path
 from pipejax.cli.output.tables import Column, format_table, grid, rows_table
 

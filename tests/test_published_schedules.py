@@ -14,7 +14,7 @@ from test_published import RECORDS, gpt, records, weight_share
 
 import pipejax as pj
 from examples.recycle import recycle
-from pipejax.analysis.comparison.comparison import closed_form
+from pipejax.analysis.comparison import closed_form
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.held_activations import peak_in_flight
 

@@ -12,8 +12,8 @@ import pytest
 import pipejax as pj
 from pipejax.cli.options.catalogue import CATALOGUE, flag
 from pipejax.cli.options.option import value_kinds
-from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import command_line, scenario_options
+from pipejax.cli.options.tables import SizedRunOptions
 from pipejax.costing import (
     CostsFile,
     GivenTimes,

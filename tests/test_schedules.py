@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from legal_sizes import SLICED, is_legal
 
 import pipejax as pj
-from pipejax.analysis.comparison.comparison import closed_form
+from pipejax.analysis.comparison import closed_form
 from pipejax.base import longest_path
 from pipejax.base.longest_path import CycleError, run_edges, topological_order
 from pipejax.schedules import EXTENDED, REGISTRY, build

@@ -23,8 +23,7 @@ from pages.schemas import (
     vocabulary,
 )
 from pipejax.cli.app import COMMANDS
-from pipejax.cli.options.assertions import parse_assertions, verdicts
-from pipejax.cli.output.schemas import FOLDER, read_schema
+from pipejax.cli.options.assertions import FOLDER, parse_assertions, read_schema, verdicts
 
 RUN = shlex.split("evaluate -s 1f1b -P 4 -M 8 -T F=1ms,B=2ms")  # 1F1B: (P - 1 + M) (F + B) = 33 ms
 ANSWERED = json.loads(GOLDEN.read_text())

@@ -15,7 +15,7 @@ from test_hugging_face import KIMI
 from test_megatron_log import PLAIN, log
 
 from pipejax.cli.app import COMMANDS, SKILL
-from pipejax.cli.output.schemas import inner_schema, read_schema, split_path
+from pipejax.cli.options.assertions import inner_schema, read_schema, split_path
 
 TEXT = SKILL.read_text()
 HEADINGS = dict(

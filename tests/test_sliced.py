@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pipejax as pj
-from pipejax.analysis.comparison.comparison import closed_form
+from pipejax.analysis.comparison import closed_form
 from pipejax.costs.layers.formulas import key_bytes, layer_flop, model_flop
 from pipejax.costs.layers.layer_ops import layer_ops
 from pipejax.costs.stage.slices import sliced_model

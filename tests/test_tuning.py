@@ -17,9 +17,8 @@ from pipejax.cli.output.report import SEARCH_FIELDS
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
-from pipejax.search.tuning.joint import JointProblem, search_jointly, search_locally
+from pipejax.search.tuning.joint import JointProblem, improve, search_jointly, search_locally, swaps
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
-from pipejax.search.tuning.rounding import improve, swaps
 
 front = importlib.import_module("pipejax.search.tuning.tune")
 

@@ -1,6 +1,6 @@
 """What a run says beyond `pj.evaluate`: paths and slack, uncertainty, closed forms, errors."""
 
-from pipejax.analysis.comparison.comparison import closed_form as closed_form
+from pipejax.analysis.comparison import closed_form as closed_form
 from pipejax.analysis.formula.facets import regions as regions
 from pipejax.analysis.formula.family import formula_family as formula_family
 from pipejax.analysis.formula.form import smallest as smallest

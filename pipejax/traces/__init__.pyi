@@ -2,9 +2,12 @@
 
 from pipejax.schedules.registry import registered as registered
 from pipejax.traces.clocks import Offset as Offset, aligned as aligned
-from pipejax.traces.findings.analysis import analyse as analyse, forecast as forecast
+from pipejax.traces.findings.analysis import (
+    analyse as analyse,
+    forecast as forecast,
+    rebalance as rebalance,
+)
 from pipejax.traces.findings.attribution import attribute as attribute
-from pipejax.traces.findings.new_deal import rebalance as rebalance
 from pipejax.traces.findings.op_times import measured_costs as measured_costs, op_times as op_times
 from pipejax.traces.findings.suspects import suspects as suspects
 from pipejax.traces.readers.reading import read as read

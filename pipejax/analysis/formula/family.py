@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from pipejax.analysis.formula.formula import formula
+from pipejax.analysis.formula.form import formula
 from pipejax.analysis.formula.parameters import Weights, polynomial_text
 from pipejax.base.checks import whole_number
 from pipejax.base.display import with_short_repr

@@ -9,10 +9,9 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.cli.options.option import options
-from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import JSON, Output
 from pipejax.cli.output.numbers import digits, quantity, seconds
-from pipejax.cli.output.report import pick, plain
+from pipejax.cli.output.report import Answer, pick, plain, progress
 from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
 
 NO_FIT: Mapping[str, Any] = {"parameters": {}, "bands": {}, "written": None}

@@ -12,21 +12,26 @@ import pipejax as pj
 from pipejax.base.checks import MismatchError
 from pipejax.base.ties import TIE
 from pipejax.cli.options.option import options, parse_counts
-from pipejax.cli.options.run import ListedRunOptions
 from pipejax.cli.options.scenario import memory_room, required
-from pipejax.cli.options.tables import OF_RUNS, ScheduleList, SizedSchedule, naming, with_labels
-from pipejax.cli.output.answer import Answer, progress
+from pipejax.cli.options.tables import (
+    OF_RUNS,
+    ListedRunOptions,
+    ScheduleList,
+    SizedSchedule,
+    naming,
+    with_labels,
+)
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output
 from pipejax.cli.output.numbers import digits, gigabytes, percent, seconds
 from pipejax.cli.output.plans import layout_json
-from pipejax.cli.output.report import has_details, has_lines, pick, plain
+from pipejax.cli.output.report import Answer, has_details, has_lines, pick, plain, progress
 from pipejax.cli.output.runs import step_json
 from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
 from pipejax.schedules.cells.ops import COMMUNICATION
 from pipejax.schedules.table.links import LINK_TEXTS
 
 if TYPE_CHECKING:
-    from pipejax.analysis.comparison.table_difference import RowDifference, TableDifference
+    from pipejax.analysis.comparison import RowDifference, TableDifference
     from pipejax.schedules.cells.grammar import Grammar
 
 
@@ -268,7 +273,7 @@ def difference(
     """Answer with the differences of two tables, cell by cell, and of their runs."""
     # Each row of the second table is also put into the first one and evaluated: always with
     # `exchange`, else if the tables are small.
-    from pipejax.analysis.comparison.table_difference import row_exchanges, table_difference
+    from pipejax.analysis.comparison import row_exchanges, table_difference
 
     names, options = listed.names, listed.options
     if len(names) != 2 or len(microbatches or [1]) > 1:

@@ -15,9 +15,8 @@ from pipejax.base.ties import TIE
 from pipejax.cli.options import line
 from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.options.option import options, parse_seconds
-from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import build, command_line, named_launch, required
-from pipejax.cli.output.answer import Answer
+from pipejax.cli.options.tables import SizedRunOptions
 from pipejax.cli.output.files import JSON, NO_OUTPUT, Output
 from pipejax.cli.output.numbers import digits, gigabytes, percent, quantity, seconds
 from pipejax.cli.output.plans import (
@@ -28,7 +27,7 @@ from pipejax.cli.output.plans import (
     launch_lines,
     layout_json,
 )
-from pipejax.cli.output.report import heading, pick, plain, table_sizes
+from pipejax.cli.output.report import Answer, heading, pick, plain, table_sizes
 from pipejax.cli.output.runs import (
     memory_json,
     op_rows,

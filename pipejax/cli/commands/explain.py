@@ -12,9 +12,8 @@ from pipejax.base.files import write_file
 from pipejax.cli.options import line
 from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import for_each, options, parse_layers
-from pipejax.cli.options.run import SHARED, RunOptions
 from pipejax.cli.options.scenario import build, required, scenario_options
-from pipejax.cli.output.answer import Answer, progress
+from pipejax.cli.options.tables import SHARED, RunOptions
 from pipejax.cli.output.files import NO_OUTPUT, PAGE, TABLES, Output
 from pipejax.cli.output.numbers import seconds
 from pipejax.cli.output.plans import layout_json
@@ -26,7 +25,7 @@ from pipejax.cli.output.remedies import (
     table_files,
     write_table_files,
 )
-from pipejax.cli.output.report import heading, plain, table_sizes
+from pipejax.cli.output.report import Answer, heading, plain, progress, table_sizes
 from pipejax.cli.output.report_pages import report_page
 from pipejax.schedules.naming import find
 from pipejax.schedules.table.links import LINK_TEXTS

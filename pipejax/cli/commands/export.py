@@ -4,10 +4,10 @@ from typing import Annotated
 
 from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
-from pipejax.cli.output.answer import Answer
+from pipejax.cli.options.tables import RunOptions
 from pipejax.cli.output.files import ANY, Output
+from pipejax.cli.output.report import Answer
 from pipejax.runtimes.formats import FORMATS
 
 

@@ -16,12 +16,10 @@ from pipejax.base.data_files import parse_float
 from pipejax.base.file_fields import read_cell, whole
 from pipejax.checker.form import box_text
 from pipejax.cli.options.option import options, parse_pairs, parse_seconds
-from pipejax.cli.options.run import LinkOptions, TableFields
-from pipejax.cli.options.tables import PaperSettings, with_labels
-from pipejax.cli.output.answer import Answer, progress
+from pipejax.cli.options.tables import LinkOptions, PaperSettings, TableFields, with_labels
 from pipejax.cli.output.files import DRAWING, JSON, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import percent
-from pipejax.cli.output.report import heading, pick, plain, table_sizes
+from pipejax.cli.output.report import Answer, heading, pick, plain, progress, table_sizes
 from pipejax.cli.output.tables import facts, grid
 from pipejax.schedules.cells.ops import STEP_END, Phase
 from pipejax.schedules.naming import named

@@ -11,9 +11,8 @@ from cyclopts import Parameter
 
 from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.option import options, parse_pairs
-from pipejax.cli.output.answer import Answer
 from pipejax.cli.output.files import NO_OUTPUT, TEMPLATE, Output
-from pipejax.cli.output.report import plain
+from pipejax.cli.output.report import Answer, plain
 from pipejax.costs.model.model import load_model, read_model
 from pipejax.costs.system.system import load_system, read_named
 

@@ -15,13 +15,11 @@ from pipejax.base.checks import share
 from pipejax.base.data_files import parse_ratio, time_unit
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import ListedRunOptions
 from pipejax.cli.options.scenario import memory_room, required
-from pipejax.cli.options.tables import naming
-from pipejax.cli.output.answer import Answer, progress
+from pipejax.cli.options.tables import ListedRunOptions, naming
 from pipejax.cli.output.files import DATASET, DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.report import has_lines, pick, plain
+from pipejax.cli.output.report import Answer, has_lines, pick, plain, progress
 from pipejax.cli.output.runs import op_rows, values_by_phase
 from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
 from pipejax.schedules.table.links import LINK_OPTIONS

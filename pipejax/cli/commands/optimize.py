@@ -12,17 +12,19 @@ from pipejax.base.files import check_writable
 from pipejax.cli.options import line
 from pipejax.cli.options.memory import LIMIT_OPTION, HeldMemory, MemoryLimit, Room
 from pipejax.cli.options.option import options, parse_seconds
-from pipejax.cli.options.run import SizedRunOptions
 from pipejax.cli.options.scenario import check_used, command_line, parse_scenario, required
-from pipejax.cli.output.answer import Answer, best_so_far, progress
+from pipejax.cli.options.tables import SizedRunOptions
 from pipejax.cli.output.files import JSON, NO_OUTPUT, TABLE, Output, check_modules
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
 from pipejax.cli.output.report import (
     SEARCH_FIELDS,
+    Answer,
+    best_so_far,
     is_json,
     less_than,
     pick,
     print_json,
+    progress,
     savings,
     search_end,
 )

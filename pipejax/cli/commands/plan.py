@@ -12,9 +12,8 @@ from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.line import command_line, config_text
 from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import options, parse_counts, parse_share
-from pipejax.cli.options.run import SHARED, LinkOptions, SharedOptions
 from pipejax.cli.options.scenario import load_with, scenario_options, workload_fields
-from pipejax.cli.output.answer import Answer, progress
+from pipejax.cli.options.tables import SHARED, LinkOptions, SharedOptions
 from pipejax.cli.output.files import (
     DRAWING,
     NO_OUTPUT,
@@ -33,7 +32,7 @@ from pipejax.cli.output.plans import (
     plan_details,
     plan_view,
 )
-from pipejax.cli.output.report import pick, plain
+from pipejax.cli.output.report import Answer, pick, plain, progress
 
 if TYPE_CHECKING:
     from pipejax.sweep.plan.result import PlannedLayout, PlanResult

@@ -12,12 +12,11 @@ import numpy as np
 import pipejax as pj
 from pipejax.base.checks import positive, resolve_choice
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
-from pipejax.cli.output.answer import Answer, progress
+from pipejax.cli.options.tables import RunOptions
 from pipejax.cli.output.files import NO_OUTPUT, TABLES, Output
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.report import pick, table_sizes
+from pipejax.cli.output.report import Answer, pick, progress, table_sizes
 from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import pipejax as pj
 from pipejax.base.progress import Notice
 from pipejax.cli.options.option import options
 from pipejax.cli.options.scenario import option_text
-from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.report import has_lines, is_json, pick
+from pipejax.cli.output.report import Answer, has_lines, is_json, pick
 from pipejax.cli.output.tables import Column, rows_table
 from pipejax.schedules import Builder, find, names
 

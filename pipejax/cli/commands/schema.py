@@ -7,10 +7,9 @@ from cyclopts import Parameter
 
 from pipejax.base.checks import resolve_name
 from pipejax.cli.app import COMMANDS, summary
+from pipejax.cli.options.assertions import read_schema
 from pipejax.cli.options.option import options
-from pipejax.cli.output.answer import Answer
-from pipejax.cli.output.report import plain
-from pipejax.cli.output.schemas import read_schema
+from pipejax.cli.output.report import Answer, plain
 from pipejax.cli.output.tables import facts
 
 

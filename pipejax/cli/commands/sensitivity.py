@@ -6,12 +6,11 @@ from typing import Annotated, Any
 
 import pipejax as pj
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build, check_alike, required
-from pipejax.cli.output.answer import Answer
+from pipejax.cli.options.tables import RunOptions
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.report import has_details, pick
+from pipejax.cli.output.report import Answer, has_details, pick
 from pipejax.cli.output.tables import Column, rows_table
 
 Factors = tuple[float, float]  # by which each parameter is divided and multiplied

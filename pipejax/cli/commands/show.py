@@ -15,20 +15,20 @@ from pipejax.base.files import write_file
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit, StageSizes
 from pipejax.cli.options.option import options, parse_seconds
-from pipejax.cli.options.run import SizedRunOptions, shown_scenarios
 from pipejax.cli.options.scenario import parse_scenario
 from pipejax.cli.options.tables import (
     OF_RUNS,
     PaperSettings,
+    SizedRunOptions,
     SizedSchedule,
     TableOptions,
     naming,
+    shown_scenarios,
     with_labels,
 )
-from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
 from pipejax.cli.output.numbers import percent
-from pipejax.cli.output.report import console, pick, plain, print_all, table_sizes
+from pipejax.cli.output.report import Answer, console, pick, plain, print_all, progress, table_sizes
 from pipejax.cli.output.terminal_timeline import (
     NAMES,
     ShownRun,

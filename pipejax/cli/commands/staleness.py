@@ -8,12 +8,11 @@ import numpy as np
 import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import RunOptions
 from pipejax.cli.options.scenario import build
-from pipejax.cli.output.answer import Answer
+from pipejax.cli.options.tables import RunOptions
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import gigabytes
-from pipejax.cli.output.report import heading, pick
+from pipejax.cli.output.report import Answer, heading, pick
 from pipejax.cli.output.tables import TextTable, grid
 from pipejax.schedules.table.links import LINK_TEXTS
 

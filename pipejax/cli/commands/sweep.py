@@ -18,7 +18,6 @@ from pipejax.base.progress import if_interrupted
 from pipejax.base.ties import TIE
 from pipejax.cli.options.line import command_line
 from pipejax.cli.options.option import options, parse_percent
-from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import (
     DRAWING,
     GRID,
@@ -29,7 +28,7 @@ from pipejax.cli.output.files import (
     check_modules,
     drawing,
 )
-from pipejax.cli.output.report import folded, has_details, has_lines, plain
+from pipejax.cli.output.report import Answer, folded, has_details, has_lines, plain, progress
 from pipejax.cli.output.tables import grid
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ from pipejax.base.files import write_file
 from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.option import options, parse_layers, parse_pairs
 from pipejax.cli.options.scenario import command_line as command_of_scenario, scenario_options
-from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, PAGE, SWEEPS, TABLES, Output, check_modules
 from pipejax.cli.output.remedies import remedies_json
-from pipejax.cli.output.report import pick, plain
+from pipejax.cli.output.report import Answer, pick, plain, progress
 from pipejax.cli.output.tables import facts
 from pipejax.cli.output.trace_report import (
     draw_shares,

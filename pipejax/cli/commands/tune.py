@@ -13,14 +13,21 @@ import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.base.progress import Notice
 from pipejax.cli.options.option import options, parse_seconds
-from pipejax.cli.options.run import PricedSettings, RunOptions
 from pipejax.cli.options.scenario import build, check_alike, command_line, parse_scenario
-from pipejax.cli.options.tables import OF_RUNS, SizedSchedule
-from pipejax.cli.output.answer import Answer, best_so_far, progress, search_answer
+from pipejax.cli.options.tables import OF_RUNS, PricedSettings, RunOptions, SizedSchedule
 from pipejax.cli.output.files import LAYOUT, NO_OUTPUT, Output
 from pipejax.cli.output.numbers import gigabytes, seconds
 from pipejax.cli.output.plans import launch_json, launch_lines
-from pipejax.cli.output.report import SEARCH_FIELDS, less_than, pick, table_sizes
+from pipejax.cli.output.report import (
+    SEARCH_FIELDS,
+    Answer,
+    best_so_far,
+    less_than,
+    pick,
+    progress,
+    search_answer,
+    table_sizes,
+)
 from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
 from pipejax.schedules.naming import find, named
 

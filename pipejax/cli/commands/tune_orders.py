@@ -11,16 +11,20 @@ from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.line import command_line
 from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import for_each, options, parse_pairs, parse_seconds, parse_share
-from pipejax.cli.options.run import LinkOptions, RendezvousRun, RunOptions
 from pipejax.cli.options.scenario import build, command_line as command_of_scenario, required
-from pipejax.cli.output.answer import Answer, best_so_far, progress, run_search, search_answer
+from pipejax.cli.options.tables import LinkOptions, RendezvousRun, RunOptions
 from pipejax.cli.output.files import DRAWING, JSON, NO_OUTPUT, TABLE, Output
 from pipejax.cli.output.numbers import gigabytes, percent, saving, seconds
 from pipejax.cli.output.report import (
     SEARCH_FIELDS,
+    Answer,
+    best_so_far,
     pick,
+    progress,
+    run_search,
     savings,
     schedule_name,
+    search_answer,
     search_end,
     table_sizes,
 )

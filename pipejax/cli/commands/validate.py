@@ -12,10 +12,9 @@ import pipejax as pj
 from pipejax.base.checks import positive
 from pipejax.base.data_files import parse_float
 from pipejax.cli.options.option import options
-from pipejax.cli.output.answer import Answer, progress
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import digits, seconds
-from pipejax.cli.output.report import pick, plain
+from pipejax.cli.output.report import Answer, pick, plain, progress
 from pipejax.cli.output.tables import Column, rows_table
 
 MAX_WORST = 5  # rows with the largest errors

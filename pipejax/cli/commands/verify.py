@@ -9,11 +9,10 @@ from cyclopts import Parameter
 import pipejax as pj
 from pipejax.cli.options.memory import ActivationOptions
 from pipejax.cli.options.option import options
-from pipejax.cli.options.run import LinkOptions, SizedCostOptions
 from pipejax.cli.options.scenario import build, required
-from pipejax.cli.output.answer import Answer
+from pipejax.cli.options.tables import LinkOptions, SizedCostOptions
 from pipejax.cli.output.numbers import seconds
-from pipejax.cli.output.report import pick, plain
+from pipejax.cli.output.report import Answer, pick, plain
 
 MAX_PROBLEMS = 10  # that the report lists
 

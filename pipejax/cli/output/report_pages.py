@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.text import Text
 
 import pipejax as pj
-from pipejax.cli.output.answer import progress
+from pipejax.cli.output.report import progress
 from pipejax.cli.output.tables import Figure, TextTable, is_number
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipejax.analysis.formula.formula import formula
+from pipejax.analysis.formula.form import formula
 from pipejax.analysis.runs.evaluate import Evaluation
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.costs.costs import Costs, unchecked_costs

@@ -1,1 +1,0 @@
-"""Comparison of schedule tables: with papers' formulas, and cell by cell with other tables."""
