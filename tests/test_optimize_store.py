@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from pipejax.base.files import DRAFT
 from pipejax.checker.verify import certificate_checksum
 from pipejax.search.schedule import anytime_search as run
 from pipejax.search.schedule.problem import build_problem
-from pipejax.search.schedule.store import SolvedProblems, StoreWarning, prover, scaled_bound
+from pipejax.search.schedule.store import SolvedProblems, StoreWarning, prover
 
 EXACT = {"forward": 10.0, "input_grad": 10.0, "weight_grad": 10.0}
 HARD = {"forward": 10.0, "input_grad": 11.0, "weight_grad": 9.0, "transfer": 0.7}
@@ -120,86 +119,6 @@ def test_a_search_that_was_ended_goes_on_from_its_best(store):
     assert (again.best.source, again.value) == ("store", first.value)
 
 
-@pytest.mark.slow
-def test_more_memory_is_never_slower(store):
-    """The limits of the paper's Figure 3, with little time for each, and asked once more."""
-    rounds = [[best(small(limit, **HARD), store, 0.2) for limit in range(1, 9)] for _ in range(2)]
-    for result in rounds:
-        makespans = [solution.value for solution in result]
-        assert makespans == sorted(makespans, reverse=True)
-    for solution, again in zip(*rounds, strict=True):
-        assert again.value <= solution.value
-        assert again.lower_bound >= solution.lower_bound
-
-
-def test_what_is_found_for_a_tighter_problem_helps_a_looser_one_that_is_stored(store):
-    """The looser one has a poor schedule; its own time is too short to find another."""
-    poor = put_table(store, small(8, **HARD), "gpipe")
-    good = put_table(store, small(4, **HARD), "zb-h1")
-    (start,), _ = store.similar(make_problem(small(8, **HARD)))
-    zb_h1 = pj.schedules.build("zb-h1", num_workers=4, num_microbatches=8)
-    assert list(start.rows()) == list(zb_h1.rows())
-    assert store.similar(make_problem(small(3, **HARD))) == ([], 0)  # neither fits there
-    assert good < poor
-    assert best(small(8, **HARD), store, 0.001).value <= good
-
-
-@pytest.mark.slow
-def test_a_faster_host_link_is_never_slower(store):
-    slow = best(small(2, offload=30.0), store, 1.0)
-    fast = best(small(2, offload=20.0), store, 0.001)
-    assert fast.value <= slow.value
-    without = best(small(2), store, 5.0)
-    assert best(small(2, offload=40.0), store, 0.001).value <= without.value
-
-
-def test_a_bound_of_shorter_times_is_a_bound(store):
-    easy = small(3, forward=1.0, input_grad=1.0, weight_grad=1.0)
-    hard = small(3, forward=1.5, input_grad=1.0, weight_grad=1.25, transfer=0.25)
-    assert put_table(store, easy, "zero-bubble", bound=31, memory_limit=3) == 31.0
-    assert store.similar(make_problem(hard))[1] * make_problem(hard).unit == 31.0
-    assert best(hard, store, 0.001).lower_bound >= 31.0
-
-
-def test_a_bound_of_other_times_is_scaled_by_the_largest_ratio():
-    three, twice = make_problem(small(3, **HARD)), make_problem(small(3, **HARD))
-    names = [
-        "forward",
-        "input_grad",
-        "weight_grad",
-        "backward",
-        "lag",
-        "transmit",
-        "step_end",
-        "update",
-    ]
-    twice = dataclasses.replace(twice, **{name: 2 * getattr(twice, name) for name in names})
-    assert scaled_bound(three, 30, twice) == 60
-    assert scaled_bound(twice, 61, three) == 31
-    longer = dataclasses.replace(three, forward=3 * three.forward)
-    assert scaled_bound(longer, 30, three) == 10  # the other times may have been the longer ones
-    assert scaled_bound(three, 30, longer) == 30
-    assert scaled_bound(make_problem(small(2, **HARD)), 30, three) == 0  # other memory
-    offloads = make_problem(small(3, offload=10.0))
-    slower = make_problem(small(3, offload=15.0))
-    assert scaled_bound(offloads, 27, slower) == 54  # of units that are half as long
-    assert scaled_bound(offloads, 27, dataclasses.replace(offloads, host_links=((0, 1),))) == 0
-    assert scaled_bound(offloads, 27, make_problem(small(3))) == 0
-    no_times = dataclasses.replace(three, **{name: 0 * getattr(three, name) for name in names})
-    assert scaled_bound(no_times, 0, three) == 0
-    free = dataclasses.replace(three, lag=0 * three.lag, transmit=0 * three.transmit)
-    assert scaled_bound(three, 30, free) == 0  # a message lasts infinitely longer
-
-
-def test_another_shape_says_nothing(store):
-    put_table(store, small(), "zero-bubble", memory_limit=3)
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=9)
-    other = build_problem(table, pj.Costs.uniform(table, **EXACT), memory_limit=3)
-    assert store.similar(other) == ([], 0)
-    span = build_problem(small()[0], small()[1], memory_limit=3, objective="span")
-    assert store.similar(span) == ([], 0)
-
-
 def test_the_shorter_schedule_and_the_higher_bound_stay(store):
     case = small(8, **HARD)
     put_table(store, case, "zb-h1", bound=5)
@@ -300,9 +219,6 @@ def test_what_is_not_right_is_told_and_not_used(store, solved, damage):
     with pytest.warns(StoreWarning, match=f"{path.name} is not used: ..."):
         assert store.get(make_problem(small())) is None
     assert path.read_text() == damaged
-    with warnings.catch_warnings():  # what is wrong only with the schedule is seen when it is run
-        warnings.simplefilter("ignore", StoreWarning)
-        assert store.similar(make_problem(small(4))) == ([], 0)
 
 
 def test_a_damaged_file_does_not_keep_an_answer_back(store, solved):

@@ -120,21 +120,12 @@ class AnytimeSearch:
         return *starts, *bound, self._brief_search, self._neighbourhoods, self._search
 
     def _use_store(self) -> None:
-        """Start from the stored solution. If it is not optimal, also use similar problems."""
-        if self.store is None:
-            return
-        stored = self.store.get(self.problem)
+        """Start from the stored solution, which may be optimal."""
+        stored = None if self.store is None else self.store.get(self.problem)
         if stored is not None:
             self._raise_bound(stored.proven_bound)
             self._accept_table("store", stored.table)
             self.is_answered = self.best is not None and self.best.best.status == "optimal"
-        if self.is_answered:
-            return
-        tables, bound = self.store.similar(self.problem)
-        if bound > self.bound:
-            self.bound, self.bound_by = bound, "solver"
-        for table in tables:
-            self._accept_table("neighbour", table)
 
     def _save(self) -> None:
         if self.store is not None and self.best is not None:

@@ -54,8 +54,8 @@ def optimize(
       effort: deterministic work after which the search ends, about seconds of one idle core. With
         one thread the answer is deterministic, unless the time ends first.
       num_threads: threads of the solver; default: one per processor, or one if effort is set.
-      store: store of solved problems, or its folder. A stored optimum is returned at once; other
-        problems start with the plans and bounds of similar problems. Default: no store.
+      store: store of solved problems, or its folder. A stored optimum is returned at once, and a
+        search of a stored problem goes on from its schedule and bound. Default: no store.
       on_progress: called at every solution with the seconds so far, the limit of time or effort,
         and makespan and gap as a text; default: a bar in notebooks.
       on_best: called with every solution that is shorter or has a better bound.

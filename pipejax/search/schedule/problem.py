@@ -139,19 +139,9 @@ class Problem:
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in fields.items()}
 
     @property
-    def shape(self) -> str:
-        """Return a short hash, equal for problems with the same ops on the same workers."""
-        content = self.content()
-        return _hash([content[name] for name in ("placement", "microbatch_pipes", "objective")])[:8]
-
-    @property
     def key(self) -> str:
-        """Return a short hash of the content, which starts with the shape."""
-        return f"{self.shape}-{_hash(self.content())[:24]}"
-
-
-def _hash(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        """Return a short hash of the content."""
+        return hashlib.sha256(json.dumps(self.content(), sort_keys=True).encode()).hexdigest()[:24]
 
 
 class Grid(NamedTuple):

@@ -2,20 +2,13 @@
 
 A file is a certificate. A run checks the schedule in the file, and a checksum detects damage. The
 lower bound in the file counts only if the present version of the code proved it.
-
-Problems have the same shape if they have the same ops on the same workers. Then a plan of one also
-runs in the other. Let A and B differ in times alone, with no time of A above s times that of B.
-Then the best schedule of A takes at most s times as long as that of B. So a lower bound of A,
-divided by s, is a lower bound of B.
 """
 
 import dataclasses
 import functools
 import json
-import math
 import os
 import warnings
-from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,9 +23,8 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.schedules.table.table_files import from_json
 from pipejax.search.schedule.plan import NEVER, Plan, broken_limit, table_objective, to_plan
-from pipejax.search.schedule.problem import HOST_TIMES, NAMES, TIMES, Problem
+from pipejax.search.schedule.problem import NAMES, Problem
 
-MAX_READ = 20  # number of problems of one shape that are read, the newest first
 PRICES = {phase.name: name for phase, name in NAMES.items()}  # {key in a file: problem's field}
 PRICES |= {"A": "all_reduce", "U": "update", "latency": "lag", "transmit": "transmit"}
 
@@ -176,17 +168,6 @@ class SolvedProblems:
         except OSError as error:
             self._warn(self.path, error.strerror or str(error))
 
-    def similar(self, problem: Problem) -> tuple[list[ScheduleTable], int]:
-        """Return legal schedules from problems of the same shape, and a lower bound [units]."""
-        path = self._file(problem)
-        others = [other for other in path.parent.glob(f"{problem.shape}-*.json") if other != path]
-        newest = sorted(others, key=lambda x: (x.stat().st_mtime, x.name), reverse=True)
-        entries = [*filter(None, map(self._read, newest[:MAX_READ]))]
-        bounds = [scaled_bound(entry.problem, entry.proven_bound, problem) for entry in entries]
-        tables = [entry.table for entry in entries]
-        legal = [table for table in tables if not broken_limit(problem, to_plan(problem, table))]
-        return legal, max(bounds, default=0)
-
     def _file(self, problem: Problem) -> Path:
         return self.path / f"{problem.key}.json"
 
@@ -207,26 +188,3 @@ class SolvedProblems:
             line = reason.splitlines()[0]
             warnings.warn(f"store: {path} is not used: {line}", StoreWarning, stacklevel=3)
         self._reported.add(path)
-
-
-def scaled_bound(other: Problem, bound: int, problem: Problem) -> int:
-    """Return the lower bound of `problem` that follows from that of `other`; 0 if none does."""
-    # If no time of `other` is above 3 times that of `problem`, a bound 60 gives the bound 20.
-    both = other, problem
-    names = [
-        name
-        for name in (*TIMES, *HOST_TIMES)
-        if all(getattr(source, name) is not None for source in both)
-    ]
-    fields = {field.name for field in dataclasses.fields(Problem)} - {*names, "unit", "exact"}
-    if any(not np.array_equal(getattr(other, name), getattr(problem, name)) for name in fields):
-        return 0
-    largest_ratio = Fraction(0)
-    for name in names:
-        times = (getattr(source, name).ravel().tolist() for source in both)
-        for other_time, time in zip(*times, strict=True):
-            if other_time and not time:
-                return 0
-            if time:
-                largest_ratio = max(largest_ratio, Fraction(other_time, time))
-    return math.ceil(bound / largest_ratio) if largest_ratio else 0  # without times, no bound
