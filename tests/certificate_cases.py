@@ -8,7 +8,7 @@ import grammar_cases
 import numpy as np
 import strategies
 from hypothesis import assume, strategies as st
-from legal_sizes import WHOLE, is_legal
+from legal_sizes import WHOLE, build, is_legal
 
 import pipejax as pj
 from pipejax.checker.prices import read_links, read_memory, read_seconds
@@ -50,7 +50,7 @@ def written(claimed):
 def registered(draw):
     """A registered schedule of some size, as it is or with the cells that PyTorch puts in."""
     name, p, m = draw(st.sampled_from(SIZES))
-    table = pj.schedules.build(name, num_workers=p, num_microbatches=m)
+    table = build(name, p, m)
     cells = draw(st.sampled_from(["", "", "plain", "pytorch"]))
     if not cells or table.updates_within or table.offloads:
         return table
@@ -175,7 +175,7 @@ def get_memory(draw, run):
 def optima(draw):
     """A certificate of a solved problem: a plan that a heuristic made, and a bound."""
     name, p, m = draw(st.sampled_from([s for s in SIZES if s[0] in ("1f1b", "chimera", "hanayo")]))
-    table = pj.schedules.build(name, num_workers=p, num_microbatches=m)
+    table = build(name, p, m)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     stages = table.num_stages
     times = {

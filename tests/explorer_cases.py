@@ -60,8 +60,7 @@ def build_case(name):
         rows, costs = ROWS[name]
         return pj.ScheduleTable.from_rows(rows), pj.Costs(**costs)
     schedule, costs = BUILT[name]
-    table = pj.schedules.build(schedule, num_workers=3, num_microbatches=4)
-    return table, pj.Costs(**costs)
+    return pj.schedules.build(schedule, num_workers=3, num_microbatches=4), pj.Costs(**costs)
 
 
 def explored(table, costs, link="delay", limits=None):

@@ -409,8 +409,7 @@ def cases(draw, by_microbatch=False, max_workers=4):
     microbatches = draw(st.integers(1, 4 if slices == 1 else 2)) * slices
     d = Drawn(rng, mode, stages, workers, microbatches, slices, [])
     d.graph = _graph(d) if draw(st.integers(0, 3)) == 0 else []
-    data = _table(d, draw(st.integers(1, 2)))
-    return price(data, rng, by_microbatch=by_microbatch)
+    return price(_table(d, draw(st.integers(1, 2))), rng, by_microbatch=by_microbatch)
 
 
 def price(data, rng, *, by_microbatch=False):

@@ -17,6 +17,9 @@ TORCHTITAN = {
     "LoopedBFS": "looped-bfs",
 }
 SEVERAL = ("circular", "interleaved-1f1b", "interleaved-zb", "looped-bfs")
+SCHEDULES = ("1f1b", "interleaved-1f1b")
+NO_UNITS = {"embedding_units": 0, "loss_units": 0}
+AXES = ("data", "fsdp", "tensor", "tensor_sequence", "context", "expert", "pipeline")
 
 
 def read_launch(launch, begin, stage_layers=()):
@@ -70,10 +73,6 @@ def _megatron(options, launch, begin):
     return workers, schedule, per_worker, layout or "", fields | NO_UNITS
 
 
-SCHEDULES = ("1f1b", "interleaved-1f1b")
-NO_UNITS = {"embedding_units": 0, "loss_units": 0}
-
-
 def _maxtext(options, launch, begin):
     ends = {place: f"{place}_{{}}_parallelism" for place in ("ici", "dcn")}
     axes = {k: math.prod([options.get(end.format(k), 1) for end in ends.values()]) for k in AXES}
@@ -102,9 +101,6 @@ def _maxtext(options, launch, begin):
     }
     schedule = "circular" if per_worker > 1 else "gpipe"
     return workers, schedule, per_worker, "", fields | NO_UNITS
-
-
-AXES = ("data", "fsdp", "tensor", "tensor_sequence", "context", "expert", "pipeline")
 
 
 def _torchtitan(options, launch, begin):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.costs.measured.rows_file import read_rows
@@ -46,9 +47,7 @@ def sweep(table, name, folder):
 def meet(number, folder, rng):
     """Do everything with one program."""
     name, workers = SCHEDULES[number % len(SCHEDULES)], 2 * (1 + number % 4)
-    table = pj.schedules.build(
-        name, num_workers=workers, num_microbatches=2 * (2 + number // len(SCHEDULES))
-    )
+    table = build(name, workers, 2 * (2 + number // len(SCHEDULES)))
     program = pj.lower(table)
     halves = {"input_grad": 1.0, "weight_grad": 1.0, "backward": 2.0, "transmit": 0.1}
     costs = pj.Costs(forward=1.0 + rng.random(table.num_stages), **halves)

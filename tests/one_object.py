@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import strategies
 from hypothesis import assume, strategies as st
-from legal_sizes import WHOLE
+from legal_sizes import WHOLE, build
 from test_explorer import run_of_page
 
 import pipejax as pj
@@ -112,7 +112,7 @@ def tables(draw):
     workers = draw(st.integers(1, WORKERS))
     microbatches = draw(st.integers(1, 10) | st.integers(3 * workers, 5 * workers))
     try:
-        table = pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
+        table = build(name, workers, microbatches)
     except ValueError:
         assume(False)
     if not table.offloads and draw(st.integers(0, 3)) == 0:
@@ -120,7 +120,7 @@ def tables(draw):
 
     def grown(more):
         count = microbatches + more
-        return pj.schedules.build(name, num_workers=workers, num_microbatches=count)
+        return build(name, workers, count)
 
     return table, grown
 

@@ -19,6 +19,12 @@ from pipejax.schedules.table.held_activations import (
 )
 
 THIRD = Fraction(1, 3)
+COSTS = pj.Costs(
+    forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0, recompute=1.0, offload=3.0, load=2.0
+)
+ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
+TIMES = ["--stage-times", "F=1,I=1,W=1"]
+LLAMA = pj.load_model("llama3-70b")  # h 8192, 64 heads, 8 of keys and values, MLP 28672
 
 
 def peaks_of_rows(table, sizes):
@@ -48,7 +54,7 @@ def check_rows_against_time(table, costs, seed):
 
 @pytest.mark.parametrize("name", pj.schedules.REGISTRY)
 def test_rows_say_what_the_run_says(name):
-    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    table = build(name, 4, 8)
     for seed in range(3):
         check_rows_against_time(table, pj.Costs(update=0.5), seed)
 
@@ -63,11 +69,6 @@ def get_memory(row, costs, **options):
     return pj.analysis.activation_memory(
         pj.evaluate(pj.ScheduleTable.from_rows([row]), costs), **options
     )
-
-
-COSTS = pj.Costs(
-    forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0, recompute=1.0, offload=3.0, load=2.0
-)
 
 
 def test_a_wait_bounds_the_memory_whatever_the_times_are():
@@ -89,10 +90,6 @@ def test_thirds_add_up_to_whole_numbers():
     assert memory.held[-1] == 0.0
 
 
-ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
-TIMES = ["--stage-times", "F=1,I=1,W=1"]
-
-
 def test_evaluate_prints_the_peak_and_when(answer, call):
     memory = answer("evaluate", *ONE, *TIMES)["activation_memory"]
     assert (memory["unit"], memory["weight_share"], memory["peak"]) == (
@@ -110,7 +107,7 @@ def test_a_model_gives_bytes(answer):
     model = ["-s", "1f1b", "-P", 4, "-M", 8, "-m", "gpt-22b", "-y", "a100", "--minibatch", 8]
     result = answer("evaluate", *model)["activation_memory"]
     assert result["unit"] == "bytes"
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    table = build("1f1b", 4, 8)
     workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=8)
     memory = stage_bytes(workload, table)
     held = pj.memory_bytes(workload, table) - static_bytes(table, memory.static)
@@ -151,11 +148,6 @@ def test_show_draws_memory_and_host_links(answer, call, tmp_path):
 
 
 # runs without a backward: weights, keys and values, activations of one layer
-
-
-LLAMA = pj.load_model("llama3-70b")  # h 8192, 64 heads, 8 of keys and values, MLP 28672
-
-
 def prefill(workers, slices, requests=1):
     return build("chunked-prefill", workers, requests, slices=slices)
 

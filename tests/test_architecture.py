@@ -53,6 +53,7 @@ HEAVY = {
     "hypothesis": set(),
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
+DOORS = {"pipejax", *(f"pipejax.{room}" for room in NAMES if room)}
 
 
 def place(path):
@@ -111,9 +112,6 @@ def test_the_rooms_are_those_of_the_house():
 
 def test_imports_point_downwards():
     assert [w for path in FILES if path.parent != PACKAGE for w in wrong_imports(path)] == []
-
-
-DOORS = {"pipejax", *(f"pipejax.{room}" for room in NAMES if room)}
 
 
 def deep_imports(path):

@@ -17,6 +17,7 @@ from compilations import compilations
 from daily import daily
 from hypothesis import given, settings, strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from legal_sizes import build
 
 import pipejax as pj
 from benchmarks import compiled_simd
@@ -40,6 +41,10 @@ OPS = ("forward", "backward", "input_grad", "weight_grad", "recompute", "all_red
 OPS += ("offload", "load")
 FIELDS = (*OPS, "latency", "transmit")
 LINKS = st.sampled_from(list(LINK_MODELS))
+_value_and_grad = jax.jit(jax.value_and_grad(pj.makespan, argnums=1))
+UNROLLED = [("gpipe", "queued"), ("chimera", "rendezvous"), ("hanayo", "blocking")]
+UNROLLED += [("1f1b", "blocking"), ("interleaved-1f1b", "rendezvous")]
+SIZES = (1, 128, 129, 2049, 20_001)  # less and more than a row, a block
 
 
 def make_batch(table, size, seed, dtype=np.float64, *, dyadic=False):
@@ -60,9 +65,6 @@ def but(costs, **others):
 
 def part(costs, where):
     return jax.tree.map(lambda leaf: leaf[where] if np.ndim(leaf) else leaf, costs)
-
-
-_value_and_grad = jax.jit(jax.value_and_grad(pj.makespan, argnums=1))
 
 
 def one_by_one(program, costs, size):
@@ -91,16 +93,12 @@ def test_interpreted_equals_one_by_one(data, link, seed):
         np.testing.assert_array_equal(getattr(counts, name), gradients[name], name)
 
 
-UNROLLED = [("gpipe", "queued"), ("chimera", "rendezvous"), ("hanayo", "blocking")]
-UNROLLED += [("1f1b", "blocking"), ("interleaved-1f1b", "rendezvous")]
-
-
 @pytest.mark.parametrize(
     ("name", "link", "dyadic"),
     daily((*case, dyadic) for case in UNROLLED for dyadic in (True, False)),
 )
 def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
-    table = pj.schedules.build(name, num_workers=4, num_microbatches=4)
+    table = build(name, 4, 4)
     program = pj.lower(table, link=link)
     costs = make_batch(table, 9, 3, dyadic=dyadic)
     interpreted, unrolled = (pj.makespans(program, costs, unroll=u) for u in (False, True))
@@ -124,7 +122,7 @@ def test_unrolled_equals_interpreted(name, link, dyadic, monkeypatch):
 @pytest.mark.skipif(compiled_simd.compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("per_stage", [False, True])
 def test_the_benchmark_compares_with_the_same_numbers(per_stage):
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=6)
+    table = build("1f1b", 4, 6)
     program, costs = pj.lower(table, step_end=False), make_batch(table, 3001, 8)
     arrays = costs.forward, costs.backward, costs.transmit[:, 0, 0, 0]
     if not per_stage:
@@ -137,7 +135,7 @@ def test_the_benchmark_compares_with_the_same_numbers(per_stage):
 
 @pytest.mark.parametrize("unroll", [False, True])
 def test_uniform_costs_and_scalars(unroll):
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    table = build("1f1b", 4, 8)
     program = pj.lower(table)
     delays = np.linspace(0, 0.1, 5)
     costs = pj.Costs.uniform(table, forward=1.0, backward=jnp.full(5, 2.0), transfer=delays)
@@ -155,7 +153,7 @@ def test_uniform_costs_and_scalars(unroll):
 @pytest.mark.parametrize("bits", [8, 32])
 def test_digits_hold_the_uses_of_every_path(bits):
     """All paths of a small program one by one: words are sums, and read back give the uses."""
-    table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=3)
+    table = build("1f1b", 3, 3)
     program, costs = pj.lower(table, step_end=False), make_batch(table, 1, 0)
     ops, rows = binary_ops(program), cost_rows(program, costs)
     digits = unrolled_form.lay_out_digits(ops, rows, bits)
@@ -188,7 +186,7 @@ def test_digits_hold_the_uses_of_every_path(bits):
 def test_arrays_may_change_after_the_call(unroll, monkeypatch):
     """A kernel that still runs must not see it, where JAX reads the caller's own memory."""
     monkeypatch.setattr(interpreter, "num_threads", lambda *_: 1)  # threads are waited for anyway
-    program = pj.lower(pj.schedules.build("1f1b", num_workers=8, num_microbatches=32))
+    program = pj.lower(build("1f1b", 8, 32))
     size = 100_000
     memory = np.ones(size + 16, np.float32)
     first = -memory.ctypes.data % 64 // memory.itemsize  # what is aligned, JAX does not copy
@@ -203,8 +201,7 @@ def test_arrays_may_change_after_the_call(unroll, monkeypatch):
 
 def test_float64_is_what_arrays_ask_for_and_what_numbers_have():
     """The default of JAX decides nothing outside of a trace."""
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
-    program, exact = pj.lower(table), 19 * (0.1 + 0.2)
+    program, exact = pj.lower(build("1f1b", 4, 16)), 19 * (0.1 + 0.2)
     single = np.float32([0.1, 0.1])
     with jax.enable_x64(False):
         for forward, dtype in {
@@ -246,7 +243,7 @@ def test_float64_is_what_arrays_ask_for_and_what_numbers_have():
     ],
 )
 def test_gradients_of_numpy_arrays_follow_the_default(transform, dtype):
-    program = pj.lower(pj.schedules.build("1f1b", num_workers=4, num_microbatches=16))
+    program = pj.lower(build("1f1b", 4, 16))
     delays = np.full(3, 0.25)
 
     def total(delays):
@@ -260,7 +257,7 @@ def test_gradients_of_numpy_arrays_follow_the_default(transform, dtype):
 
 
 def test_costs_in_a_trace_that_are_no_tracers_are_numbers():
-    program = pj.lower(pj.schedules.build("1f1b", num_workers=4, num_microbatches=16))
+    program = pj.lower(build("1f1b", 4, 16))
     costs = pj.Costs(forward=1.0, backward=2.0)
     with jax.enable_x64(False):
         for result in (
@@ -273,7 +270,7 @@ def test_costs_in_a_trace_that_are_no_tracers_are_numbers():
 
 @pytest.mark.parametrize("unroll", [False, True])
 def test_a_large_batch_goes_through_in_parts(unroll):
-    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+    table = build("gpipe", 2, 2)
     program = pj.lower(table)
     costs = make_batch(table, 1000, 2)
     whole, counts = pj.makespans_and_grad(program, costs)
@@ -286,12 +283,9 @@ def test_a_large_batch_goes_through_in_parts(unroll):
     np.testing.assert_array_equal(whole, np.concatenate(chunks))
 
 
-SIZES = (1, 128, 129, 2049, 20_001)  # less and more than a row, a block
-
-
 @pytest.mark.parametrize(("temperature", "size"), daily(itertools.product((None, 0.5), SIZES)))
 def test_batches_of_any_size(size, temperature, monkeypatch):
-    table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=4)
+    table = build("1f1b", 3, 4)
     program, costs = pj.lower(table), make_batch(table, size, 4)
     run = functools.partial(pj.makespans_and_grad, program, temperature=temperature)
     values, counts = run(costs)
@@ -314,7 +308,7 @@ def test_batches_of_any_size(size, temperature, monkeypatch):
 
 def test_a_program_may_fill_its_bucket():
     """No op is left over, into whose row edges that lead nowhere could be written."""
-    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=255)
+    table = build("gpipe", 1, 255)
     program, costs = pj.lower(table), pj.Costs(forward=np.ones(2), backward=2.0, update=1.0)
     code = forward_program(ops := binary_ops(program), cost_rows(program, costs)).code
     assert ops.num_ops == len(code)
@@ -326,7 +320,7 @@ def test_a_program_may_fill_its_bucket():
 
 @pytest.mark.parametrize(("workers", "microbatches"), [(4, 400), (2, 2500)])
 def test_gradients_of_long_programs(workers, microbatches):  # counted in stretches, as floats
-    table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=microbatches)
+    table = build("1f1b", workers, microbatches)
     program, costs = pj.lower(table), make_batch(table, 3, 6)
     values, counts = pj.makespans_and_grad(program, costs)
     expected, gradients = one_by_one(program, costs, 3)
@@ -336,7 +330,7 @@ def test_gradients_of_long_programs(workers, microbatches):  # counted in stretc
 
 
 def test_an_accelerator_takes_one_wide_tile(monkeypatch):
-    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+    table = build("gpipe", 2, 2)
     program, costs = pj.lower(table), make_batch(table, 1003, 4)
     expected = pj.makespans_and_grad(program, costs)
     interpreter._compile.cache_clear()
@@ -376,7 +370,7 @@ def test_smooth_makespan_is_log_sum_exp_over_predecessors():
 
 
 def test_smooth_gradient_is_that_of_the_smooth_makespan():
-    table = pj.schedules.build("hanayo", num_workers=2, num_microbatches=4)
+    table = build("hanayo", 2, 4)
     program, costs, h = pj.lower(table), make_batch(table, 2, 8), 1e-6
     values, slopes = pj.makespans_and_grad(program, costs, temperature=0.2)
     for field, place in itertools.product(("forward", "transmit"), (0, -1)):
@@ -392,7 +386,7 @@ def test_programs_of_a_size_have_the_shapes_of_one():
     shapes = set()
     for name in ("gpipe", "1f1b", "chimera", "hanayo", "zb-h1"):
         for count, message in itertools.product((70, 128), (0.5, np.ones((9, 3)))):
-            program = pj.lower(pj.schedules.build(name, num_workers=4, num_microbatches=count))
+            program = pj.lower(build(name, 4, count))
             costs = pj.Costs(forward=np.ones(9), backward=2.0, transmit=message)
             if np.ndim(message) and name == "hanayo":
                 costs = but(costs, transmit=np.ones((9, 7)))
@@ -401,7 +395,7 @@ def test_programs_of_a_size_have_the_shapes_of_one():
             leaves, structure = jax.tree.flatten(parts)
             shapes.add(f"{structure} {[leaf.shape for leaf in leaves]}")
     assert len(shapes) == 1
-    long = pj.schedules.build("1f1b", num_workers=4, num_microbatches=64)
+    long = build("1f1b", 4, 64)
     assert binary_ops(pj.lower(long)).num_slots < 20  # slots are reused
 
 
@@ -416,7 +410,7 @@ def test_the_environment_and_other_backends_go_before_options_of_the_compiler(mo
 
 @pytest.mark.parametrize("unroll", [False, True])
 def test_other_costs_compile_nothing(unroll):
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+    table = build("1f1b", 2, 4)
     program = pj.lower(table)
     pj.makespans(program, make_batch(table, 50, 1), unroll=unroll)
     again = make_batch(table, 50, 2)
@@ -426,7 +420,7 @@ def test_other_costs_compile_nothing(unroll):
 @pytest.mark.parametrize("function", [pj.makespans, pj.makespans_and_grad])
 @pytest.mark.parametrize("wrong", [-1.0, np.nan])
 def test_batches_that_no_constructor_checked_are_refused(function, wrong):
-    program = pj.lower(pj.schedules.build("gpipe", num_workers=4, num_microbatches=2))
+    program = pj.lower(build("gpipe", 4, 2))
     costs = unchecked_costs({"forward": np.array([1.0, wrong])})
     with pytest.raises(ValueError, match="forward must be finite and at least 0"):
         function(program, costs)
@@ -452,7 +446,7 @@ def test_slack_is_what_a_node_may_take_longer(case, link):
 
 def test_costs_may_be_scalars_of_jax():
     """Arrays without axes, of the type of the batch: each is the same for all configurations."""
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
+    table = build("1f1b", 2, 3)
     costs = pj.Costs(forward=jnp.asarray(np.float64(1.0)), backward=jnp.asarray(np.float64(2.0)))
     assert pj.makespans(pj.lower(table), costs).tolist() == [12.0]
 
@@ -467,7 +461,7 @@ EMPTY_BATCHES = {
 
 @pytest.mark.parametrize("name", EMPTY_BATCHES)
 def test_an_empty_batch_has_no_makespans(name):
-    program = pj.lower(pj.schedules.build("1f1b", num_workers=2, num_microbatches=3))
+    program = pj.lower(build("1f1b", 2, 3))
     costs = pj.Costs(**EMPTY_BATCHES[name])
     dtype = np.float32 if name == "float32" else np.float64
     for options in ({}, {"temperature": 0.1}, {"unroll": True}):
@@ -481,7 +475,7 @@ def test_an_empty_batch_has_no_makespans(name):
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])
 def test_transformations_of_an_empty_batch_are_empty(shape):
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
+    table = build("1f1b", 2, 3)
     program = pj.lower(table)
 
     def times(forward):
@@ -496,7 +490,7 @@ def test_transformations_of_an_empty_batch_are_empty(shape):
 
 def test_a_large_batch_of_a_long_program_gives_what_its_parts_give():
     """The large one goes by levels over all cores, its last block overlapping, and no part does."""
-    program = pj.lower(pj.schedules.build("1f1b", num_workers=4, num_microbatches=256))
+    program = pj.lower(build("1f1b", 4, 256))
     rng = np.random.default_rng(1)
     times = {name: rng.random((5003, 4), np.float32) for name in ("forward", "backward")}
     values = pj.makespans(program, pj.Costs(**times))
@@ -506,8 +500,6 @@ def test_a_large_batch_of_a_long_program_gives_what_its_parts_give():
 
 
 # several devices and several processes give what one device gives
-
-
 TESTS = Path(__file__).parent
 ON_SEVERAL = """
 import jax, numpy as np, pipejax as pj

@@ -21,6 +21,13 @@ NET = {"Fd", "Fc", "Bc", "Bd"}
 FORWARD = {"Fd": "Fa", "Fm": "Fd", "Fc": "Fm"}
 BACKWARD = {"Bm": "Bc", "Bd": "Bm", "Ba": "Bd"}
 SPLIT = {"Im": "Bc", "Wm": "Im", "Bd": "Im", "Ia": "Bd", "Wa": "Ia"}
+MEGATRON = {"F": "Fa Fd Fm Fc", "B": "Bc Bm Bd Ba", "FB": "Bc Fa Bm Fd Bd Fm Fc Ba"}
+FUSED = {"forward": 3.2, "input_grad": 3.2, "weight_grad": 2.0, "backward": 5.2, "transmit": 0.1}
+STEPS = {  # braid; fused pairs of k = 0, of the compute of both, of k = 1
+    "dualpipe": (108.5, 105.1, 114.7, 143.5),
+    "dualpipe-v": (221.0, 211.2, 232.0, 294.4),
+}
+SIZES = [(p, p * units) for p in (2, 4, 6, 8, 12, 16) for units in (1, 2, 3, 5)]
 
 
 def to_waits(last, within, ends="Ba"):
@@ -55,9 +62,6 @@ def braided(cells, orders):
     return by_lane(ops)
 
 
-MEGATRON = {"F": "Fa Fd Fm Fc", "B": "Bc Bm Bd Ba", "FB": "Bc Fa Bm Fd Bd Fm Fc Ba"}
-
-
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_the_order_of_megatron(workers, stages):
@@ -65,8 +69,7 @@ def test_the_order_of_megatron(workers, stages):
     for microbatches in range(workers, 3 * workers + 1, workers):
         table = build("combined-1f1b", workers, microbatches, stages_per_worker=stages)
         for rank, row in enumerate(parsed(texts(table))):
-            plain = megatron_row(workers, microbatches, stages, workers, 1, rank)
-            (ops,) = parsed([plain])
+            (ops,) = parsed([megatron_row(workers, microbatches, stages, workers, 1, rank)])
             warmup = min(2 * (workers - rank - 1) + (stages - 1) * workers + 1, len(ops) // 2)
             pairs = (len(ops) - 2 * warmup) // 2
             middle = ops[warmup : warmup + 2 * pairs]
@@ -114,8 +117,7 @@ def test_dualpipe_is_braided_pair_by_pair(name, sizes):
         fused = build(name, workers, microbatches)
         assert (table.placement == fused.placement).all()
         assert (table.pipe_of_microbatch == fused.pipe_of_microbatch).all()
-        rows = parsed(texts(table))
-        for row, plain in zip(rows, fused.rows(), strict=True):
+        for row, plain in zip(parsed(texts(table)), fused.rows(), strict=True):
             cells = [[(op.phase.name, op.stage, op.microbatch) for op in c] for c in plain if c]
             assert by_lane(row) == braided(cells, SPLIT_ORDERS)
         times = {letters: float(rng.integers(0, 20)) / 8 for letters in (*TIMES, *HALVES)}
@@ -123,13 +125,6 @@ def test_dualpipe_is_braided_pair_by_pair(name, sizes):
         used = {letters: times[letters] for letters in table.grammar.letters}
         result = assert_runs(table, make_costs(used, 0.25), waits)
         assert result.peak_in_flight.tolist() == pj.schedules.peak_in_flight(fused).tolist()
-
-
-FUSED = {"forward": 3.2, "input_grad": 3.2, "weight_grad": 2.0, "backward": 5.2, "transmit": 0.1}
-STEPS = {  # braid; fused pairs of k = 0, of the compute of both, of k = 1
-    "dualpipe": (108.5, 105.1, 114.7, 143.5),
-    "dualpipe-v": (221.0, 211.2, 232.0, 294.4),
-}
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -145,19 +140,16 @@ def test_what_a_fused_pair_takes_and_what_a_braid(name):
 @pytest.mark.parametrize("name", ["combined-1f1b", "braided-dualpipe", "braided-dualpipe-v"])
 def test_a_step_ends_with_all_reduces_and_updates(name):
     """Once the last gradient of a stage is there, though no op is called B or W."""
-    table = pj.schedules.build(name, num_workers=2, num_microbatches=4)
+    table = build(name, 2, 4)
     times = {kind.time: 1.0 for kind in table.grammar.kinds.values()}
     plain = pj.evaluate(table, pj.Costs(others=times)).makespan
     run = pj.evaluate(table, pj.Costs(others=times, all_reduce=50.0, update=7.0))
     assert run.makespan > plain + 50.0
     assert pj.verify(pj.certificate(run)).ok
-    sharded = pj.schedules.insert_sharding(table)
-    assert pj.Phase.REDUCE_GRAD in sharded.used_phases
+    assert pj.Phase.REDUCE_GRAD in pj.schedules.insert_sharding(table).used_phases
 
 
 # encoders before a model: an event loop of the tests, closed forms, and bubbles that are filled
-
-
 def encoder_waits(encoders, entry, stages):
     """A forward waits for those before it, of the model's first stage all encoders' last ones."""
     first = encoders * entry
@@ -254,8 +246,6 @@ def test_encoders_hold_no_more_than_they_may(entry, held):
 # BitPipe (arXiv:2410.19367) against its authors' pictures and the event loop of the tests:
 # those of wuhouming/BitPipe, docs/BitPipe_images (BitPipe-v.svg, and scale-moreb.svg, b): four
 # workers, F = 1 and B = 2 slots of a stage
-
-
 # f, g: forwards on a worker's first and second stage of a pipe; b, c: their backwards
 FOUR = """
 f1 . f2 f3 g3 f4 g4 g1 c1 c1 g2 . c2 c2 c3 c3 b3 b3 c4 c4 b4 b4 b1 b1 . . b2 b2
@@ -283,7 +273,7 @@ def get_rows(picture):
 
 
 def built(workers, microbatches):
-    return pj.schedules.build("bitpipe", num_workers=workers, num_microbatches=microbatches)
+    return build("bitpipe", workers, microbatches)
 
 
 def named(op):
@@ -305,9 +295,6 @@ def test_runs_as_the_authors_draw_it(pictures, slots):
         assert result == list(dict.fromkeys(op for op in row if op != "."))
         late = [row.index(op) - run.start[w, slot] for op, slot in zip(result, held, strict=True)]
         assert set(late) <= {0, 1}
-
-
-SIZES = [(p, p * units) for p in (2, 4, 6, 8, 12, 16) for units in (1, 2, 3, 5)]
 
 
 @pytest.mark.parametrize(("forward", "backward"), [(1.0, 1.0), (1.0, 2.0), (3.0, 4.0), (2.0, 1.0)])

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from legal_sizes import build
 from test_schedules import check_run, works
 
 import pipejax as pj
@@ -26,6 +27,9 @@ from pipejax.search.schedule.plan import keeps_limits, plan_objective
 from pipejax.search.schedule.problem import build_problem
 
 F, I, W = (pj.Phase[letter] for letter in "FIW")  # noqa: E741
+ROUNDING = 1e-9
+OFFLOADS = ("ada-offload", "pipe-offload")
+HEURISTICS = ("1f1b", "zero-bubble", "zb-1p", "zb-h1", "zb-2p", "zb-h2", *OFFLOADS)
 
 
 @given(samples=works(tightest=1), data=st.data())
@@ -115,7 +119,7 @@ def test_a_leg_ends_where_a_worker_comes_again():
     [(4, 8, 4, 59), (6, 12, 8, 83), (8, 16, 16, 96)],  # V-Min, V-Half and ZB-V
 )
 def test_published_v_schedules_are_reached(workers, microbatches, limit, published):
-    table = pj.schedules.build("hanayo", num_workers=workers, num_microbatches=microbatches)
+    table = build("hanayo", workers, microbatches)
     costs = pj.Costs.uniform(table, forward=1.0, input_grad=1.0, weight_grad=1.0)
     options = {"memory_limit": limit, "weight_share": 1.0, "objective": "span"}
     problem = build_problem(table, costs, **options)
@@ -128,7 +132,7 @@ def test_published_v_schedules_are_reached(workers, microbatches, limit, publish
 
 
 def test_of_many_microbatches_a_few_are_run_first():
-    table = pj.schedules.build("hanayo", num_workers=3, num_microbatches=40)
+    table = build("hanayo", 3, 40)
     costs = pj.Costs.uniform(table, forward=2.0, input_grad=3.0, weight_grad=1.0, transfer=0.5)
     problem = build_problem(table, costs, memory_limit=6.0, objective="span")
     *_, last = block_starts(problem, Budget.start(20.0), round(500 / problem.unit))
@@ -141,20 +145,13 @@ def test_no_model_is_made_of_a_huge_problem(monkeypatch):
     monkeypatch.setattr(anytime_search, "HUGE", 60)
     monkeypatch.setattr(anytime_search.AnytimeSearch, "_search_for", None)  # what would build it
     monkeypatch.setattr(anytime_search, "MAX_PARTS_OPS", 60)
-    table = pj.schedules.build("hanayo", num_workers=3, num_microbatches=6)
+    table = build("hanayo", 3, 6)
     costs = pj.Costs.uniform(table, forward=2.0, input_grad=3.0, weight_grad=1.0)
     result = pj.optimize(table, costs, memory_limit=5.0, time_limit=0.5, num_threads=1)
     assert result.best.status == "feasible"
 
 
 # searches that end by what they have done: one answer on any machine, never below a start
-
-
-ROUNDING = 1e-9
-OFFLOADS = ("ada-offload", "pipe-offload")
-HEURISTICS = ("1f1b", "zero-bubble", "zb-1p", "zb-h1", "zb-2p", "zb-h2", *OFFLOADS)
-
-
 def get_told(table, costs, **options):
     """Return the effort and rows at each value of a search, and its end."""
     message, news = [], {}
@@ -165,7 +162,7 @@ def get_told(table, costs, **options):
 
 
 def pipe_with_link(microbatches):
-    table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=microbatches)
+    table = build("1f1b", 3, microbatches)
     costs = pj.Costs(
         forward=[3.0, 4.0, 3.5], input_grad=[3.0, 3.5, 4.0], weight_grad=2.0, offload=6.0, load=5.0
     )
@@ -177,7 +174,7 @@ def test_the_same_effort_finds_the_same_beside_a_busy_machine(name):
     table, costs = pipe_with_link(6)
     options = {"memory_limit": 2.5, "offload": True, "effort": 0.4}
     if name == "hanayo":
-        table = pj.schedules.build(name, num_workers=3, num_microbatches=8)
+        table = build(name, 3, 8)
         costs = pj.Costs.uniform(table, forward=3.0, input_grad=4.0, weight_grad=2.0, transfer=0.5)
         options |= {"memory_limit": 4.0, "offload": False}
     alone, over = get_told(table, costs, **options), threading.Event()

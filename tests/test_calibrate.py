@@ -32,6 +32,7 @@ COLUMNS = "layers,hidden,heads,sequence,tensor,data,pipeline,microbatch_size,glo
 REST = "schedule,sequence_parallel,recompute,seconds"
 LAYOUTS = ((1, 1, 1), (2, 1, 2), (4, 2, 1), (8, 1, 1), (1, 4, 2), (2, 2, 2))
 OUTLIER = 17  # a row, from 1
+HEADER = "layers,hidden,heads,sequence,tensor,pipeline,microbatch_size,global_batch,seconds\n"
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +149,7 @@ def test_where_the_machine_is_right_nothing_is_fitted_nor_written(
 
 def test_what_helps_rows_that_a_fit_did_not_see_is_fitted(six, a100):
     slow = a100.with_number("compute.efficiency", 0.5)
-    rows = six.with_columns(seconds=StepTimes(six).predict(slow))
-    result = pj.calibrate(rows, a100)
+    result = pj.calibrate(six.with_columns(seconds=StepTimes(six).predict(slow)), a100)
     assert result.left_out.mape < result.as_is.mape / 2
     assert result.parameters["compute.efficiency"].value < 0.75
     assert [band.percent for band in result.system.calibration.bands] == [80]  # of six parts
@@ -162,8 +162,7 @@ def test_what_helps_rows_that_a_fit_did_not_see_is_fitted(six, a100):
 def test_nothing_is_fitted_where_that_helps_less_than_runs_differ_or_harms_the_worst_row(
     six, a100, factors
 ):
-    rows = six.with_columns(seconds=six.seconds * factors)
-    result = pj.calibrate(rows, a100)
+    result = pj.calibrate(six.with_columns(seconds=six.seconds * factors), a100)
     assert not result.parameters
     assert result.fit == result.as_is
 
@@ -231,8 +230,6 @@ def test_rows_of_two_kinds_are_told(data, a100):
 
 
 # numbers of a system by name, under their priors, and back in a file
-
-
 @pytest.fixture(scope="module")
 def plain_a100():
     return pj.load_system("a100")
@@ -305,8 +302,6 @@ def test_a_number_of_the_system_comes_before_that_of_others(plain_a100):
 
 
 # links fitted to collectives and messages that were timed by themselves
-
-
 NCCL = DATA / "collectives" / "nccl_all_reduce_a100.csv"
 TRUE = {
     "collectives.latency": 2.1e-5,
@@ -438,8 +433,7 @@ def test_the_command_writes_links_that_have_the_same_times(tmp_path, answer):
     assert fitted.compute_efficiency == a100.compute_efficiency
     assert fitted.calibration.rows == 553
     assert fitted.calibration.bands == ()
-    host = jax.tree.leaves(dataclasses.replace(fitted.host))
-    assert host == jax.tree.leaves(a100.host)
+    assert jax.tree.leaves(dataclasses.replace(fitted.host)) == jax.tree.leaves(a100.host)
 
 
 @pytest.mark.slow
@@ -461,11 +455,6 @@ def test_the_command_fits_runs_beside_what_links_decide(tmp_path, answer, capsys
 
 
 # rows that each fit leaves out, and the bands of predictions that come of them
-
-
-HEADER = "layers,hidden,heads,sequence,tensor,pipeline,microbatch_size,global_batch,seconds\n"
-
-
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     path = tmp_path_factory.mktemp("rows") / "rows.csv"

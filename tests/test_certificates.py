@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from certificate_cases import KINDS, derived_bounds, make_optimum, written
 from hypothesis import given, settings, strategies as st
+from legal_sizes import build
 from test_grammar_runs import BRAID
 
 import pipejax as pj
@@ -26,6 +27,7 @@ EXAMPLES = int(os.environ.get("EXAMPLES", "200"))
 SHARES = {"run": 0.5, "optimum": 0.1}
 SHARES |= {"formula of a grammar": 0.1}
 STORED = sorted((Path(__file__).parent / "data" / "certificates").glob("*.json"))
+QUESTION = ("objective", "limits", "offload", "lower_bounds")
 
 
 # ------------------------------------------------------------------------------------------ true ones
@@ -50,7 +52,7 @@ def test_stored_certificates_hold(path):
 @given(data=st.data())
 def test_bounds_are_those_of_the_search(data):
     name = data.draw(st.sampled_from(["1f1b", "chimera", "interleaved-1f1b", "hanayo"]))
-    table = pj.schedules.build(name, num_workers=2, num_microbatches=4)
+    table = build(name, 2, 4)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     stages, whole = table.num_stages, lambda *shape: rng.integers(1, 9, shape) * 1.0
     times = {name: whole(stages) for name in ("forward", "input_grad", "weight_grad")}
@@ -87,7 +89,7 @@ def test_bounds_are_those_of_the_search(data):
 @pytest.mark.parametrize("seed", range(8))
 def test_chains_of_a_long_pipe_are_those_of_the_search(seed):
     """Gradients of a stage wait for each other where the way back takes longer than a forward."""
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=9)
+    table = build("1f1b", 4, 9)
     rng = np.random.default_rng(seed)
     times = {
         name: rng.integers(1, largest, 4) * 1.0
@@ -104,7 +106,7 @@ def test_chains_of_a_long_pipe_are_those_of_the_search(seed):
 
 
 def test_memory_area_of_times_that_are_no_multiples_is_not_rounded_up():
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=16)
+    table = build("1f1b", 4, 16)
     equal = {"forward": 1.0, "input_grad": 1.0, "weight_grad": 1.0}
     # the loads are no whole multiples of anything; nothing is gained by such slow offloads
     costs = pj.Costs.uniform(table, **equal, offload=20.0, load=3**0.5)
@@ -134,7 +136,7 @@ TIGHT |= {"memory area": 12.75, "solver": 11.0}
 
 def run_with_bounds():
     """A run whose bounds are as high as they can be."""
-    table = pj.schedules.build("zb-h1", num_workers=2, num_microbatches=2)
+    table = build("zb-h1", 2, 2)
     times = {"forward": 1.0, "input_grad": 1.5, "weight_grad": 0.5, "all_reduce": 2.0}
     costs = pj.Costs(**times, update=0.25, latency=0.25, transmit=1.0)
     run = pj.evaluate(table, costs, link="queued")
@@ -176,14 +178,14 @@ def run_of_all_cells():
 
 def run_of_a_grammar():
     """A run with kinds of workers, some of which all do together."""
-    table = pj.schedules.build("vocabulary-1f1b", num_workers=2, num_microbatches=2)
+    table = build("vocabulary-1f1b", 2, 2)
     times = {"x": 0.25, "y": 0.5, "s": [0.5, 1.0], "t": 0.75}
     return pj.certificate(pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, others=times)))
 
 
 def run_of_lanes():
     """A run with ops on a lane beside compute, and messages by rules."""
-    table = pj.schedules.build("combined-1f1b", num_workers=2, num_microbatches=2)
+    table = build("combined-1f1b", 2, 2)
     costs = pj.Costs(transmit=0.25, others=BRAID)
     return pj.certificate(pj.evaluate(table, costs, link="queued"))
 
@@ -191,20 +193,20 @@ def run_of_lanes():
 def run_of_schedule(name):
     """A run of a schedule with a graph of stages, slices, or no backwards."""
     workers, count = (2, 1) if name == "chunked-prefill" else (3, 2)
-    table = pj.schedules.build(name, num_workers=workers, num_microbatches=count)
+    table = build(name, workers, count)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
     return pj.certificate(pj.evaluate(table, costs, link="queued"))
 
 
 def optimum():
     """An optimum with limits that are reached."""
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+    table = build("1f1b", 2, 2)
     times = {"forward": 2.0, "input_grad": 3.0, "weight_grad": 1.0, "transfer": 1.0}
     return make_optimum(table, pj.Costs.uniform(table, **times), 2.0)
 
 
 def formula(name="chimera", links="rendezvous", **options):
-    table = pj.schedules.build(name, num_workers=2, num_microbatches=2)
+    table = build(name, 2, 2)
     return pj.formula(pj.lower(table, link=links, step_end=False), **options).certificate(table)
 
 
@@ -343,9 +345,6 @@ def is_true_run(changed):
     return value == claim["value"] and is_near(changed["proof"]["starts"], starts)
 
 
-QUESTION = ("objective", "limits", "offload", "lower_bounds")
-
-
 def is_true_form(changed):
     """Return whether runs at random points are as long as the form says."""
     costs, claim = changed["costs"], changed["claim"]
@@ -417,8 +416,7 @@ def test_every_other_value_of_every_field_is_refused_or_true(name):
 
 
 def test_an_optimum_that_was_damaged_is_refused_whatever_was_changed():
-    data = written(optimum())
-    for path, changed in changes(data, limit=1):
+    for path, changed in changes(written(optimum()), limit=1):
         verdict = get_verdict(changed)
         assert verdict is None or not verdict.ok, path
 
@@ -445,7 +443,7 @@ def test_a_bound_that_cannot_be_derived_is_not_believed(by, claim):
 @pytest.fixture(scope="module")
 def claimed():
     """The certificate of a run with all that one can claim."""
-    table = pj.schedules.build("zb-h1", num_workers=3, num_microbatches=4)
+    table = build("zb-h1", 3, 4)
     costs = pj.Costs(
         forward=1.0, input_grad=1.5, weight_grad=0.5, latency=0.25, transmit=1.0, all_reduce=2.0
     )
@@ -502,8 +500,7 @@ def changed_at(data, path, value):
 @pytest.mark.parametrize("path", FALSE, ids=lambda path: ".".join(map(str, path)))
 def test_what_is_false_is_named(claimed, path):
     value, says = FALSE[path]
-    problems = " ".join(map(str, pj.verify(changed_at(claimed, path, value)).problems))
-    assert says in problems
+    assert says in " ".join(map(str, pj.verify(changed_at(claimed, path, value)).problems))
 
 
 @pytest.mark.parametrize("path", MALFORMED, ids=lambda path: ".".join(map(str, path)))
@@ -545,7 +542,7 @@ def test_a_closed_form_has_no_messages_that_are_buffered():
 
 
 def test_a_report_agrees_with_its_certificate():
-    table = pj.schedules.build("chimera", num_workers=2, num_microbatches=2)
+    table = build("chimera", 2, 2)
     form = pj.formula(pj.lower(table, step_end=False))
     report = written(form.as_json() | {"certificate": form.certificate(table)})
     assert pj.verify(report).ok

@@ -12,6 +12,8 @@ from legal_sizes import build
 import pipejax as pj
 
 RANDOM = 10_000
+COMMAND = "tune", "chunks", "--workers", 4
+KEYS = {"best", "value", "lower_bound", "gap", "baselines", "evaluated", "stopped"}
 
 
 def make_table(workers, count, prompts=1):
@@ -75,8 +77,7 @@ def test_no_random_cut_is_shorter(kind):
         assert min(result.best.sizes) > 0
         (best_time,) = first_token([result.best.sizes], 4, **times)
         assert result.value == pytest.approx(best_time, rel=1e-12)
-        others = first_token(random_cuts(rng, tokens, 6), 4, **times)
-        assert result.value <= others.min()
+        assert result.value <= first_token(random_cuts(rng, tokens, 6), 4, **times).min()
         assert result.lower_bound <= result.value <= min(result.baselines.values())
 
 
@@ -112,8 +113,7 @@ def test_how_many_chunks():
     )
     assert (result.gap < 1e-3, result.stopped) == (True, "gap")
     assert len(result.best.sizes) == result.best.table.grammar.slices
-    run = pj.evaluate(result.best.table, result.best.costs)
-    assert run.makespan == result.value
+    assert pj.evaluate(result.best.table, result.best.costs).makespan == result.value
 
 
 def test_a_search_ends_in_time():
@@ -180,12 +180,6 @@ def test_times_of_nothing_are_cut_too():
 
 
 # the command, and prefixes that are read again
-
-
-COMMAND = "tune", "chunks", "--workers", 4
-KEYS = {"best", "value", "lower_bound", "gap", "baselines", "evaluated", "stopped"}
-
-
 def test_the_command_answers_as_all_searches_do(answer):
     times = {"fixed": 2e-3, "per_token": 5e-6, "per_pair": 7e-10, "per_prefix_token": 1e-6}
     options = "--prompt", 65_536, "--num-chunks", 6, "--stage-times", "a=2ms,b=5us,c=0.7ns,g=1us"

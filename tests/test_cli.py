@@ -9,7 +9,7 @@ import time
 
 import pytest
 from daily import daily
-from legal_sizes import SLICED, at_least
+from legal_sizes import SLICED, at_least, build
 
 import pipejax as pj
 from pipejax.analysis.step.step_report import fitting_change
@@ -19,6 +19,11 @@ from pipejax.schedules import REGISTRY
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
 TIMES = ["--stage-times", "F=1,B=2"]
+TWO_PIPES = ("chimera", "chimera-asymmetric", "bitpipe", "dualpipe")
+CROSSED = b"0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+CROSSED += b"1RECV_F1,1RECV_F0,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n"
+GPT3 = ("-m", "gpt3-175b", "-y", "h100", "--tensor-parallel", 8)
+SIZES = ("-s", "1f1b", "-P", 8, "-M", 32, "--minibatch", 32)
 
 
 def test_evaluate_reads_tables_and_costs(answer, data, tmp_path):
@@ -46,8 +51,7 @@ def test_models_and_systems_are_listed_with_their_sizes(answer, call, monkeypatc
     assert list(listed) == list(pj.schedules.names())
     assert all({"name", "phases", "legal", "source"} <= set(row) for row in listed.values())
     models = {row["name"]: row for row in answer("schedules", "--models")}
-    llama = pj.load_model("llama3-8b")
-    assert models["llama3-8b"]["parameters"] == llama.parameters
+    assert models["llama3-8b"]["parameters"] == pj.load_model("llama3-8b").parameters
     assert models["mixtral-8x7b"]["experts"] == 8
     systems = {row["name"]: row for row in answer("schedules", "--systems")}
     assert (systems["h100"]["peak_flops"], systems["h100"]["node_bandwidth"]) == (989e12, 450e9)
@@ -99,9 +103,6 @@ def test_tiny_times_are_drawn_as_any(call):
     assert shapes[0] == shapes[1] == shapes[2]
 
 
-TWO_PIPES = ("chimera", "chimera-asymmetric", "bitpipe", "dualpipe")
-
-
 @pytest.mark.parametrize("name", daily(REGISTRY, always=3))
 def test_export_round_trips(answer, mistake, name, tmp_path):
     for fmt, suffix in (("torch-csv", "csv"), ("json", "json")):
@@ -123,14 +124,10 @@ def test_export_round_trips(answer, mistake, name, tmp_path):
         assert read["makespan"] == built["makespan"]
 
 
-CROSSED = b"0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
-CROSSED += b"1RECV_F1,1RECV_F0,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n"
-
-
 @pytest.mark.parametrize("command", ["show", "show on a page", "jitter", "compare --diff"])
 def test_a_table_of_several_that_cannot_run_is_named(mistake, command, tmp_path):
     good = tmp_path / "good.csv"
-    pj.write_table(pj.schedules.build("gpipe", num_workers=2, num_microbatches=2), good)
+    pj.write_table(build("gpipe", 2, 2), good)
     (tmp_path / "crossed.csv").write_bytes(CROSSED)
     out = ["--out", tmp_path / "x.html"] if "page" in command else []
     words = command.removesuffix(" on a page").split()
@@ -165,8 +162,6 @@ def test_a_cold_process_answers_and_fails_cleanly(tmp_path):
 
 
 # files to begin with: each is accepted as it is by the command that its report names
-
-
 @pytest.mark.parametrize("kind", ["model", "system"])
 def test_a_copy_evaluates_as_it_is(kind, tmp_path, monkeypatch, answer, capsys):
     monkeypatch.chdir(tmp_path)
@@ -194,12 +189,6 @@ def test_copies_keep_numbers_and_source(tmp_path, answer, call):
 
 
 # a run that does not fit says so first, with the least change that makes it fit
-
-
-GPT3 = ("-m", "gpt3-175b", "-y", "h100", "--tensor-parallel", 8)
-SIZES = ("-s", "1f1b", "-P", 8, "-M", 32, "--minibatch", 32)
-
-
 def test_what_does_not_fit_is_said_first_and_with_what_it_would(call, answer):
     code, shown, _ = call("evaluate", *SIZES, *GPT3)
     assert code == 0
@@ -227,7 +216,7 @@ def test_what_nothing_makes_fit_is_said(call, answer):
 @pytest.mark.parametrize("share", [0.99, 0.9, 0.8, 0.6, 0.4, 0.2, 0.01])
 def test_the_least_dear_change_is_taken(share):
     """As one tries it by hand, in the order of what it costs."""
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    table = build("1f1b", 4, 8)
     options = {"minibatch": 8, "tensor_parallel": 2, "data_parallel": 2}
     model = pj.load_model("gpt-22b")
 

@@ -12,10 +12,11 @@ from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.table.held_activations import peak_in_flight
 
 SIZES = [(1, 1), (1, 5), (2, 1), (3, 2), (4, 4), (4, 8), (5, 13), (8, 32)]
+FUSED_SIZES = [(2, 4), (4, 8), (4, 14), (6, 18), (8, 16), (12, 30)]
 
 
 def run(name, p, m, forward=1.0, backward=1.0, transfer=0.0, **options):
-    table = pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
+    table = build(name, p, m, **options)
     costs = pj.Costs.per_worker(table, forward=forward, backward=backward)
     costs = type(costs)(**{**vars(costs), "transmit": transfer})
     return table, pj.evaluate(table, costs)
@@ -95,19 +96,13 @@ def test_hanayo_8_8(waves, expected):
 
 
 def test_schedules_without_formula_say_so():
-    form, _ = closed_form(pj.schedules.build("hanayo", num_workers=2, num_microbatches=2))
+    form, _ = closed_form(build("hanayo", 2, 2))
     assert form.bubble_ratio is None
     assert form.weight_copies == 1
-    asymmetric = pj.schedules.build("chimera-asymmetric", num_workers=2, num_microbatches=2)
-    assert closed_form(asymmetric)[0].weight_copies == 2
+    assert closed_form(build("chimera-asymmetric", 2, 2))[0].weight_copies == 2
 
 
 # DualPipe and DualPipeV: the published orders, bubbles and activations
-
-
-FUSED_SIZES = [(2, 4), (4, 8), (4, 14), (6, 18), (8, 16), (12, 30)]
-
-
 @pytest.mark.parametrize(
     ("name", "file"),
     [

@@ -47,6 +47,7 @@ defer_jax()
 from pipejax.cli.app import run
 print(json.dumps([run(line.split()) for line in json.loads(sys.argv[1])]), file=sys.stderr)
 """
+SIZES = (3, 4, 5, 6)
 
 
 def test_commands_that_compile_nothing_need_no_jax(tmp_path):
@@ -199,11 +200,6 @@ def test_processes_share_a_cold_cache(tmp_path, monkeypatch):
 
 
 # a process that meets many programs lets go of what was compiled for the first ones
-
-
-SIZES = (3, 4, 5, 6)
-
-
 def gradient(num_microbatches):
     table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=num_microbatches)
     program = pj.lower(table)
@@ -278,8 +274,6 @@ def test_two_hundred_programs_fit_into_a_process():
 
 
 # jobs in threads of their own: their news, their errors, and how they end
-
-
 def test_news_of_all_jobs_come_in_their_order():
     def job(first):
         return lambda tell: [tell(first + k) for k in range(5)]

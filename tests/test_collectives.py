@@ -21,6 +21,9 @@ LIBRARY = Collectives(
     latency=3e-5, simple_latency=9e-5, low_latency_share=0.92, copies=3.4, halving=0.0
 )
 KINDS = (*PASSES, "all_to_all", "ring")
+# the axes of each group: which degrees it takes part in
+GROUPS = {"tensor": "t", "context": "c", "replicas": "cd"}
+DEGREES = ((1, 2, 4, 8), (1, 2, 4), (1, 2, 6, 8), (1, 2, 3))
 
 
 def using(*algorithms, system=SYSTEM, **others):
@@ -195,13 +198,6 @@ def test_files_say_how_collectives_run(tmp_path):
 
 
 # groups of ranks by arithmetic against all ranks, laid out and counted
-
-
-# the axes of each group: which degrees it takes part in
-GROUPS = {"tensor": "t", "context": "c", "replicas": "cd"}
-DEGREES = ((1, 2, 4, 8), (1, 2, 4), (1, 2, 6, 8), (1, 2, 3))
-
-
 def members(axes, degrees, order):
     """Numbers of all ranks, one row per group (Megatron's: the first degree varies fastest)."""
     names = "tcdp" if order == RANK_ORDERS[0] else "tcpd"

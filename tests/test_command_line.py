@@ -294,8 +294,7 @@ def test_offloads_take_what_an_option_says_in_every_command(answer):
     """The schedule is planned for that time, and runs with it."""
     arguments = ["-s", "ada-offload", *ONE[2:], "--memory-limit", "2"]
     by_option = answer("evaluate", *arguments, "-T", "F=1,I=1,W=1", "--offload", "500ms")
-    by_letter = answer("evaluate", *arguments, "-T", "F=1,I=1,W=1,O=0.5")
-    assert by_option == by_letter
+    assert by_option == answer("evaluate", *arguments, "-T", "F=1,I=1,W=1,O=0.5")
     assert (
         by_option["makespan"] < answer("evaluate", *arguments, "-T", "F=1,I=1,W=1,O=2")["makespan"]
     )

@@ -6,6 +6,7 @@ import random
 import re
 
 import pytest
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.analysis.comparison import row_exchanges, table_difference
@@ -13,11 +14,15 @@ from pipejax.analysis.runs.timeline import arrows, bars
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import LINKS, Links
 
+LARGE = "--model", "gpt-22b", "--system", "h100", "--minibatch", 16, "--tensor-parallel", 2
+SIZE = {"num_workers": 4, "num_microbatches": 8}
+PIPE = pj.schedules.build("1f1b", **SIZE)
+ONE = ["0F0", "0F1", "0B0", "0B1"]
+
 
 def levels(name, p=4, m=8, link="delay", slots=None, **costs):
     options = {} if slots is None else {"slots": slots}
-    table = pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
-    return pj.compare(table, pj.Costs(**costs), link=link)
+    return pj.compare(build(name, p, m, **options), pj.Costs(**costs), link=link)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +55,7 @@ def test_why(arguments, why):
 
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe", "interleaved-1f1b"])
 def test_a_slow_worker_is_a_reason_of_its_own(name):
-    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    table = build(name, 4, 8)
     costs = pj.costing.scaled_costs(pj.Costs(forward=1.0, backward=2.0), table, workers={1: 2.0})
     why = pj.compare(table, costs).why
     assert "workers are not equally fast (worker 1 takes 2 times as long)" in why
@@ -59,7 +64,7 @@ def test_a_slow_worker_is_a_reason_of_its_own(name):
 
 
 def test_a_ratio_may_be_said_and_is_kept_then():
-    table = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
+    table = build("chimera", 4, 8)
     point = pj.compare(table, pj.Costs(forward=1.0, backward=2.0), slots={"F": 1, "B": 1})
     assert point.formula_bubble_ratio == point.table_bubble_ratio < point.bubble_ratio
     assert "times are not in the ratio of the slots (F = 1 s, B = 2 s)" in point.why
@@ -69,7 +74,7 @@ def test_a_ratio_may_be_said_and_is_kept_then():
 @pytest.mark.parametrize("scale", [0.3, 7.0])
 def test_tables_are_measured_in_the_ratio_of_the_costs(name, scale):
     """Without messages and with stages alike, the run is the idealised table."""
-    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    table = build(name, 4, 8)
     times = {"forward": scale, "input_grad": 1.7 * scale, "weight_grad": 0.4 * scale}
     point = pj.compare(table, pj.Costs.per_worker(table, **times, offload=0.0))
     assert point.table_bubble_ratio == pytest.approx(point.bubble_ratio, rel=1e-9)
@@ -116,9 +121,6 @@ def test_unequal_work_is_not_ranked(answer, call, tmp_path, monkeypatch, costs, 
     assert equal[2]["makespan"] < other["makespan"] / 1.5
     assert sorted(row["above_best"] for row in equal)[0] == 0 < equal[1]["above_best"]
     assert "not ranked together" not in call(*line, "--measured-stages", 4)[1]
-
-
-LARGE = "--model", "gpt-22b", "--system", "h100", "--minibatch", 16, "--tensor-parallel", 2
 
 
 def test_what_does_not_fit_is_marked_and_never_the_best(answer, call, monkeypatch):
@@ -175,7 +177,7 @@ def test_offloads_alone_are_a_share_of_the_critical_path():
 
 
 def test_bound_by_names_the_dominant_cost():
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    table = build("1f1b", 4, 8)
     for costs, name in (
         ({"forward": 9.0, "backward": 1.0}, "F"),
         ({"forward": 1.0, "backward": 9.0}, "B"),
@@ -187,8 +189,7 @@ def test_bound_by_names_the_dominant_cost():
 
 
 def test_nothing_takes_time():
-    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
-    result = pj.evaluate(table, pj.Costs(forward=0.0, backward=0.0))
+    result = pj.evaluate(build("gpipe", 2, 2), pj.Costs(forward=0.0, backward=0.0))
     assert (result.makespan, result.bubble_ratio, result.bubble_overhead) == (0, 0, 0)
     assert (result.bound_by, result.path_share) == ("nothing", {})
 
@@ -235,13 +236,6 @@ def test_a_figure_has_the_runs_that_exist(tmp_path, call):
 
 
 # differences of two tables: cells, rows, workers, phases; and their cost
-
-
-SIZE = {"num_workers": 4, "num_microbatches": 8}
-PIPE = pj.schedules.build("1f1b", **SIZE)
-ONE = ["0F0", "0F1", "0B0", "0B1"]
-
-
 def get_rows(*rows):
     return pj.ScheduleTable.from_rows(rows)
 
@@ -284,8 +278,7 @@ def test_split_backwards_are_counted_once():
     result = table_difference(PIPE, pj.schedules.build("zb-h1", **SIZE))
     assert result.split == (0, 32)
     assert result.only == {Phase.B: (32, 0), Phase.I: (0, 32), Phase.W: (0, 32)}
-    back = table_difference(pj.schedules.build("zb-h1", **SIZE), PIPE)
-    assert back.split == (32, 0)
+    assert table_difference(pj.schedules.build("zb-h1", **SIZE), PIPE).split == (32, 0)
 
 
 def test_cells_of_communication_and_workers():
@@ -293,15 +286,14 @@ def test_cells_of_communication_and_workers():
     result = table_difference(PIPE, sent)
     assert result.communication == (0, 2 * 2 * 3 * 8)
     assert result.other_placement is False
-    mirrored = pj.ScheduleTable.from_rows([*PIPE.rows()][::-1])
-    result = table_difference(PIPE, mirrored)
+    result = table_difference(PIPE, pj.ScheduleTable.from_rows([*PIPE.rows()][::-1]))
     assert (result.other_placement, len(result.moved)) == (True, 64)
     assert result.moved[pj.Op(Phase.F, 0, 0)] == (0, 3)
     assert result.only == {}
 
 
 def test_tables_of_other_sizes():
-    result = table_difference(PIPE, pj.schedules.build("1f1b", num_workers=3, num_microbatches=9))
+    result = table_difference(PIPE, build("1f1b", 3, 9))
     assert result.sizes == {"workers": (4, 3), "stages": (4, 3), "microbatches": (8, 9)}
     assert [row.worker for row in result.rows] == [0, 1, 2]
     assert result.only[Phase.F] == (8, 3)
@@ -340,5 +332,5 @@ def test_the_command(answer, call, tmp_path):
 
 @pytest.mark.parametrize("name", pj.schedules.names())
 def test_a_table_is_like_itself(name):
-    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    table = build(name, 4, 8)
     assert table_difference(table, table).is_none

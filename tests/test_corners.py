@@ -47,8 +47,7 @@ def test_corners_equal_one_by_one(case, link, data):
 
 
 def test_lateness_is_an_objective():
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-    program = pj.lower(table)
+    program = pj.lower(pj.schedules.build("1f1b", num_workers=4, num_microbatches=8))
 
     def late(transmit, target):
         costs = pj.Costs(forward=1.0, backward=2.0, transmit=transmit)

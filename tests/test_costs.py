@@ -20,6 +20,8 @@ from pipejax.schedules import REGISTRY
 
 TABLE = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
 SPLIT = pj.ScheduleTable.from_rows([["0F0", "0I0", "0W0"], ["1F0", "1I0", "1W0"]])
+PHASES = ("F", "B", "I", "W", "R", "O", "L")
+EVERY = {PHASE_FIELDS[letter]: 1.0 for letter in PHASES}
 
 
 def registry_tables():
@@ -66,10 +68,6 @@ def test_what_is_not_given_and_does_not_follow_is_unknown():
     assert pj.Costs(load=3.0).offload is None
 
 
-PHASES = ("F", "B", "I", "W", "R", "O", "L")
-EVERY = {PHASE_FIELDS[letter]: 1.0 for letter in PHASES}
-
-
 @pytest.mark.parametrize("name", TABLES)
 def test_a_phase_without_a_cost_is_named(name):
     table = TABLES[name]
@@ -96,8 +94,7 @@ def test_a_phase_without_a_cost_is_named_inside_a_trace_too():
 
 
 def test_a_fused_pair_with_a_cost_needs_none_of_its_ops():
-    rows = [["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]]
-    program = pj.lower(pj.ScheduleTable.from_rows(rows))
+    program = pj.lower(pj.ScheduleTable.from_rows([["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]]))
     assert pj.Phase.B in program.layout.paired_phases
     with_pairs = dataclasses.replace(program.layout, phases=())
     alone = dataclasses.replace(program, layout=with_pairs)  # as if all ops were in pairs

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from daily import daily
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.costs.stage.microbatches import in_order
@@ -27,7 +28,7 @@ CASES = [
 
 def make_table(case):
     name, workers, _, _, microbatches = case
-    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
+    return build(name, workers, microbatches)
 
 
 def draw_samples(case, count, seed=0):
@@ -100,7 +101,7 @@ def recorded():
         for phase, name in enumerate(("forward-compute", "backward-compute")):
             times[at[0], phase, at[1], member] = float(row[name])
     assert times.min() > 0
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=8)
+    table = build("1f1b", 2, 8)
     costs = [pj.Costs(forward=f, backward=b, transmit=0.0083) for f, b in times]
     return table, costs
 
@@ -147,7 +148,7 @@ def test_steps_may_differ_in_what_no_microbatch_does():
 
 def test_of_equal_replicas_the_bound_is_the_value():
     """One worker: all that is dealt is work, and blocks of 1 + 3 and 2 + 2 are even."""
-    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=2)
+    table = build("gpipe", 1, 2)
     lengths = np.array([[1.0, 2.0, 2.0, 3.0]])
     costs = pj.Costs(forward=lengths, backward=lengths)
     (result,) = pj.search.deals(table, [costs], replicas=2)
@@ -156,7 +157,7 @@ def test_of_equal_replicas_the_bound_is_the_value():
 
 def test_the_longest_microbatches_meet():
     """Three long ones, two replicas: one gets two, whatever the mean says."""
-    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=2)
+    table = build("gpipe", 1, 2)
     costs = pj.Costs(forward=np.array([[4.0, 4.0, 4.0, 0.0]]), backward=0.5)
     links = Links.resolve("delay")
     assert order_bound(table, costs, links, 2) == 7.0
@@ -165,7 +166,7 @@ def test_the_longest_microbatches_meet():
 
 def test_a_sender_that_is_held_is_part_of_the_bound():
     """Blocking: the last worker waits between its microbatches until a gradient is transmitted."""
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=3)
+    table = build("1f1b", 2, 3)
     forward = np.array([[0.0] * 3, [10.0, 20.0, 30.0]])
     costs = pj.Costs(forward=forward, backward=0.0, transmit=1.0)
     result = {

@@ -229,8 +229,6 @@ def test_examples_show_the_numbers_of_their_text(script, data, tmp_path):
 
 
 # schemas of input files: they are right, and the files that come with pipejax keep them
-
-
 jsonschema = pytest.importorskip("jsonschema")
 DATA = ROOT / "pipejax" / "costs" / "data"
 MISTAKES = json.loads((ROOT / "tests" / "data" / "mistakes.json").read_text())["files"]

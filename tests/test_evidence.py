@@ -34,6 +34,7 @@ from sweeps.published.fidelity import coverage, evidence_of_tables
 QUICK = ("llm_foundry_h100", "torchtitan_h100", "megatron_bridge_b300")  # tables
 SPLIT, WHOLE = Regime(True, 0, 16), Regime(False, 0, 16)
 FIVE = (4.0, -4.0, 3.0, -5.0, 4.0)  # errors [%]
+TABLES = DATA / "measured"
 
 
 def test_the_file_says_what_the_tables_say():
@@ -152,8 +153,7 @@ def test_no_layout_that_nobody_measured_stands_first(layouts):
     assert result.tied == sum(ratio <= 1 + spread for ratio in ratios)
     # one run, which is no evidence
     assert {str(ranked.evidence) for ranked in result.outside} != {"None"}
-    rows = as_numbers({SPLIT: FIVE})
-    record = CalibrationRecord("runs of FSDP", 5, (), (), "", rows)
+    record = CalibrationRecord("runs of FSDP", 5, (), (), "", as_numbers({SPLIT: FIVE}))
     calibrated = layouts(dataclasses.replace(h100, calibration=record))
     assert {ranked.layout["zero"] for ranked in (calibrated.best, *calibrated.runners_up)} == {3}
     assert {ranked.evidence.differs for ranked in calibrated.outside} == {("ZeRO 0 to 2",)}
@@ -300,17 +300,11 @@ def test_a_layout_is_not_set_apart_for_what_the_first_lacks_too(
 
 
 # published times on A100 that nothing was fitted to, by the machine's own file
-
-
-TABLES = DATA / "measured"
-
-
 def errors(table, system, rows=slice(None)):
     """Signed errors of rows of a table [%]."""
     result = read_rows(TABLES / f"{table}.csv")
     result = result.take(np.arange(len(result))[rows])
-    predicted = StepTimes(result).predict(pj.load_system(system))
-    return 100 * (predicted / result.seconds - 1)
+    return 100 * (StepTimes(result).predict(pj.load_system(system)) / result.seconds - 1)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -12,6 +12,7 @@ import justhtml
 import numpy as np
 import pytest
 from daily import daily
+from legal_sizes import build
 from markupsafe import escape
 
 import pipejax as pj
@@ -38,8 +39,7 @@ BUILT = [
 
 
 def built(name, workers, microbatches, options):
-    size = {"num_workers": workers, "num_microbatches": microbatches}
-    return pj.schedules.build(name, **size, **options)
+    return build(name, workers, microbatches, **options)
 
 
 def random_costs(table, seed):
@@ -141,7 +141,7 @@ def bad_split(table, rng):
 
 def few_microbatches(table, rng):
     few = table.num_workers // 2 if table.stages_per_worker == 1 else table.num_workers
-    table = pj.schedules.build("1f1b", num_workers=table.num_workers, num_microbatches=few)
+    table = build("1f1b", table.num_workers, few)
     return table, healthy(table, 5), {}, lambda fault: fault.kind == "microbatches"
 
 
@@ -153,16 +153,14 @@ def dear_exchange(table, rng):
 def blocked_messages(table, rng):
     # PyTorch's order of transfers on one queue of each worker
     name = ["looped-bfs", "interleaved-1f1b", "gpipe", "dualpipe-v"][int(rng.integers(4))]
-    size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
-    plain = pj.schedules.build(name, **size)
+    plain = build(name, table.num_workers, table.num_microbatches)
     crossed = with_transfers(plain, None, pj.Links(), waits=True)
     costs = healthy(plain, 7, transmit=0.1)
     return crossed, costs, {"link": "rendezvous"}, lambda fault: fault.kind == "blocking"
 
 
 def little_memory(table, rng):
-    size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
-    table = pj.schedules.build("v-min", **size)
+    table = build("v-min", table.num_workers, table.num_microbatches)
     costs = healthy(table, 8, transmit=0.01)
     peak = pj.analysis.activation_memory(pj.evaluate(table, costs)).peak.max()
     return table, costs, {"memory_limit": float(peak)}, lambda fault: fault.kind == "memory"
@@ -218,8 +216,7 @@ def test_messages_may_be_so_much_slower():
 
 
 def test_nothing_wrong_is_said():
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=64)
-    result = pj.explain(table, pj.Costs(forward=1.0, backward=2.0))
+    result = pj.explain(build("1f1b", 2, 64), pj.Costs(forward=1.0, backward=2.0))
     assert [fault.kind for fault in result.faults] == ["memory"]  # that of now is no limit
     assert (result.bottleneck.kind, result.bottleneck.seconds) == ("schedule", 3.0)
     assert "nothing stands out" in result.bottleneck.why
@@ -233,7 +230,7 @@ def test_one_stage_on_one_worker_has_nothing_to_be_held_against():
 
 
 def test_costs_of_other_stages_keep_the_work():
-    coarse = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
+    coarse = build("1f1b", 4, 4)
     costs = pj.Costs(forward=[1.0, 2.0, 3.0, 4.0], backward=2.0, transmit=[0.1, 0.9, 0.3])
     two = built("interleaved-1f1b", 4, 4, {"stages_per_worker": 2})
     halves = pj.costing.restaged_costs(costs, 4, two)
@@ -244,7 +241,7 @@ def test_costs_of_other_stages_keep_the_work():
     back = pj.costing.restaged_costs(halves, 8, coarse)
     assert back.forward.tolist() == costs.forward.tolist()
     assert back.transmit[1, 0].tolist() == [0.1, 0.9, 0.3]
-    thirds = pj.schedules.build("1f1b", num_workers=3, num_microbatches=4)
+    thirds = build("1f1b", 3, 4)
     assert pj.costing.restaged_costs(costs, 4, thirds).forward == pytest.approx([5 / 3, 10 / 3, 5])
 
 
@@ -383,15 +380,14 @@ def test_microbatches_that_differ_are_named():
     assert result.bottleneck.kind == "uneven microbatches"
     assert "microbatch 15 takes 4.57 times the mean" in result.bottleneck.why
     (order,) = (remedy for remedy in result.remedies if remedy.kind == "order")
-    again = order.scenario.replace().evaluate()
-    assert again.makespan == order.step_time < result.step_time
+    assert order.scenario.replace().evaluate().makespan == order.step_time < result.step_time
 
 
 @pytest.mark.parametrize(("transmit", "step", "saved"), [(0.0, 10.0, 1.0), (1.0, 12.0, 1.0)])
 def test_microbatches_cost_what_their_means_save(transmit, step, saved):
     # by hand: 0F0 0-1, 0F1 1-4, 1F0 1-2, 1F1 4-7, 1B0 7-8, 1B1 8-9, 0B0 8-9, 0B1 9-10;
     # with F of 2 and 2: 0F 0-2-4, 1F 2-4-6, 1B 6-7-8, 0B 7-8-9; two messages make either 2 longer
-    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+    table = build("gpipe", 2, 2)
     costs = pj.Costs(forward=[[1.0, 3.0]] * 2, backward=[[1.0, 1.0]] * 2, transmit=transmit)
     result = pj.explain(table, costs, schedules=["gpipe"])
     assert result.step_time == step
@@ -401,7 +397,7 @@ def test_microbatches_cost_what_their_means_save(transmit, step, saved):
 @pytest.mark.parametrize("link", ["delay", "rendezvous", "blocking"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_the_cost_of_microbatches_is_that_of_means_in_the_whole_run(schedule, link):
-    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=12)
+    table = build(schedule, 4, 12)
     lengths = np.r_[np.ones(3), 2.4, np.ones(5), 2.6, np.ones(2)] * np.c_[[1.0, 1.1, 0.9, 1.2]]
     even = np.full(4, (10 + 2.4 + 2.6) / 12) * [1.0, 1.1, 0.9, 1.2]
     names = ("forward", "input_grad", "weight_grad")
@@ -438,9 +434,8 @@ def test_layers_are_moved_whole():
     ],
 )
 def test_embedding_and_head_are_whole_where_stages_are_divided(forward, parts, layers):
-    size = {"num_workers": 4, "num_microbatches": 8}
-    table = pj.schedules.build("interleaved-1f1b", **size, stages_per_worker=2)
-    finer = pj.schedules.build("interleaved-1f1b", **size, stages_per_worker=4)
+    table = build("interleaved-1f1b", 4, 8, stages_per_worker=2)
+    finer = build("interleaved-1f1b", 4, 8, stages_per_worker=4)
     measured, halves = (np.array(t, float) for t in (forward, parts))
     costs = pj.Costs(forward=measured, backward=1.5 * measured + 1, transmit=0.01)
     begin = first_candidate(pj.Scenario(table, costs=costs), layers)
@@ -452,7 +447,7 @@ def test_embedding_and_head_are_whole_where_stages_are_divided(forward, parts, l
 
 
 def test_of_two_measured_stages_the_slower_one_has_the_head():
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=8)
+    table = build("1f1b", 2, 8)
     begin = first_candidate(pj.Scenario(table, costs=pj.Costs(forward=[6.0, 12.0], backward=12.0)))
     (change,) = (c for c in schedules(begin, ["interleaved-1f1b"]) if c.what.endswith("worker 2"))
     costs = pj.Costs(forward=[3.0, 3.0, 3.0, 9.0], backward=6.0)
@@ -461,7 +456,7 @@ def test_of_two_measured_stages_the_slower_one_has_the_head():
 
 def test_rules_for_places_of_other_stages_scale_no_divided_stages():
     # stage 1 of 4 is no stage 1 of 8
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    table = build("1f1b", 4, 8)
     costs = pj.Costs(forward=[6.0, 6.0, 6.0, 9.0], backward=12.0)
     for rules, count in ("compute@stage1*1.2", 0), ("compute@worker1*1.2", 3):
         edit = pj.costing.ScaledTimes(rules)
@@ -478,9 +473,7 @@ def test_memory_costs_what_lies_beyond_the_best_that_fits(answer):
         r"schedule (\S+), stages per worker (\d+) .* save ([\d.]+) % of the step more than the best"
     )
     name, stages, percent = re.search(words, fault["why"]).groups()
-    table = pj.schedules.build(
-        name, num_workers=4, num_microbatches=12, stages_per_worker=int(stages)
-    )
+    table = build(name, 4, 12, stages_per_worker=int(stages))
     times = dict.fromkeys(("forward", "input_grad", "weight_grad"), 1 / int(stages))
     beyond = result["step_time"] - best - pj.evaluate(table, pj.Costs(**times)).step_time
     assert fault["seconds"] == pytest.approx(beyond, rel=1e-9)
@@ -501,11 +494,10 @@ def test_a_modelled_run_that_does_not_fit_says_what_does(answer, answer_and_text
     what = "recomputation selective with sequence parallelism"
     assert "sequence parallelism" not in [row["what"] for row in result["remedies"]]
     workload = pj.Workload(pj.load_model("gpt3-175b"), 8, tensor_parallel=8, sequence_parallel=True)
-    need = pj.memory_bytes(workload, pj.schedules.build("1f1b", num_workers=8, num_microbatches=8))
+    need = pj.memory_bytes(workload, build("1f1b", 8, 8))
     assert 0.9 < need.max() / float(pj.load_system("h100").memory_available) < 1
     (remedy,) = (candidate for candidate in result["remedies"] if candidate["what"] == what)
-    again = answer(*shlex.split(remedy["command"])[1:])
-    assert again["makespan"] == remedy["step_time"]
+    assert answer(*shlex.split(remedy["command"])[1:])["makespan"] == remedy["step_time"]
     assert "remedies may need 75.2 GB" in " ".join(text.split())
     smaller = [*line[:-1], 16]  # fits: remedies leave a tenth of the memory free, as plan does
     text = " ".join(call("explain", *smaller, *more)[1].split())
@@ -551,8 +543,6 @@ def test_a_report_is_one_page_with_the_explorer_in_it(answer, tmp_path, monkeypa
 
 
 # rules of a table, and runs without backwards
-
-
 def ring(workers, requests, in_flight, message=""):
     """Build forwards of which the first stage waits for the last one: a next token of a request."""
     rows = [[f"{stage}F{m}" for m in range(requests)] for stage in range(workers)]
@@ -613,7 +603,7 @@ def test_rules_of_a_table_with_backwards_are_a_cause():
 
 
 def test_rules_of_kinds_of_a_tables_own_order_data_and_stay():
-    table = pj.schedules.build("vocabulary-1f1b", num_workers=2, num_microbatches=4)
+    table = build("vocabulary-1f1b", 2, 4)
     others = {phase.kind.time: 0.1 for phase in table.grammar.custom_phases}
     result = pj.explain(table, pj.Costs(forward=1.0, backward=2.0, others=others))
     assert "rules" not in {part.name for part in result.parts}
@@ -621,7 +611,7 @@ def test_rules_of_kinds_of_a_tables_own_order_data_and_stay():
 
 def test_a_prefill_is_explained_in_its_own_words():
     """Worker s is idle for s before its first forward and 3 - s after its last: 1.5 in the mean."""
-    table = pj.schedules.build("chunked-prefill", num_workers=4, num_microbatches=1, slices=8)
+    table = build("chunked-prefill", 4, 1, slices=8)
     parts = {part.name: part for part in pj.explain(table, pj.Costs(forward=1.0)).parts}
     assert [parts[name].seconds for name in ("start", "gaps", "end")] == [1.5, 0.0, 1.5]
     assert parts["start"].meaning == "warm-up bubble, with equal stages"
@@ -657,9 +647,7 @@ def test_equal_halves_that_are_given_are_no_assumption(answer, options, tmp_path
     remedy = answer(*line, *options)["remedies"][0]
     assert remedy["what"] == "schedule interleaved-zb, stages per worker 2"
     assert remedy["launchers"] == ["torchtitan"]
-    table = pj.schedules.build(
-        "interleaved-zb", num_workers=4, num_microbatches=16, stages_per_worker=2
-    )
+    table = build("interleaved-zb", 4, 16, stages_per_worker=2)
     after = pj.evaluate(table, pj.Costs(forward=0.5, input_grad=0.5, weight_grad=0.5))
     assert remedy["step_time"] == pytest.approx(after.step_time, rel=1e-12)
 
@@ -715,11 +703,9 @@ def test_the_memory_of_now_says_what_it_rules_out(answer, answer_and_text, size,
     (remedy,) = (row for row in admitted if row["what"] == what)
     assert remedy["launchers"] if launcher is None else remedy["launchers"] == [launcher]
     assert remedy["memory"] == pytest.approx(float(ratio), rel=5e-3)
-    table = pj.schedules.build("1f1b", num_workers=size[0], num_microbatches=size[1])
+    table = build("1f1b", size[0], size[1])
     name, _, options = what.removeprefix("schedule ").partition(", stages per worker ")
-    other = pj.schedules.build(
-        name, num_workers=size[0], num_microbatches=size[1], stages_per_worker=int(options)
-    )
+    other = build(name, size[0], size[1], stages_per_worker=int(options))
     stages = int(options)
     before = pj.evaluate(table, pj.Costs(**times))
     after = pj.evaluate(other, pj.Costs(**{k: time / stages for k, time in times.items()}))
@@ -747,7 +733,7 @@ def test_causes_that_hide_each_other_are_named_with_the_saving_of_both(
     forward[slow_stage] *= 1.17
     slow = {"F": forward, "X": transmit.copy()}
     slow["X"][workers // 2 - 1] *= long
-    table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=microbatches)
+    table = build("1f1b", workers, microbatches)
 
     def step(stages, messages):
         costs = pj.Costs(forward=stages, backward=2 * stages, transmit=messages)
@@ -797,7 +783,7 @@ def test_causes_that_hide_each_other_are_named_with_the_saving_of_both(
 )
 def test_a_host_that_starts_kernels_late_is_a_cause(model, schedule, size, fields, is_slow):
     system = pj.load_system("h100")
-    table = pj.schedules.build(schedule, num_workers=size[0], num_microbatches=size[1])
+    table = build(schedule, size[0], size[1])
     short = dataclasses.replace(pj.load_model(model), sequence=1024)
     model = pj.load_model(model) if model == "llama3-70b" else short
     workload = pj.Workload(model, size[1], **fields)
@@ -825,7 +811,7 @@ def test_a_host_that_starts_kernels_late_is_a_cause(model, schedule, size, field
     ],
 )
 def test_less_recomputation_is_tried_with_settings_that_save_memory(model, system, workers, fields):
-    table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=32)
+    table = build("1f1b", workers, 32)
     system = pj.load_system(system)
     workload = pj.Workload(pj.load_model(model), recompute="full", **fields)
     result = pj.explain(table, workload, system=system, schedules=["1f1b"])
@@ -854,15 +840,13 @@ def test_less_recomputation_is_tried_with_settings_that_save_memory(model, syste
     ],
 )
 def test_all_workers_of_the_largest_load_are_named(forward, text):
-    table = pj.schedules.build("1f1b", num_workers=len(forward), num_microbatches=16)
+    table = build("1f1b", len(forward), 16)
     costs = pj.Costs(forward=forward, backward=forward)
     result = pj.explain(table, costs, schedules=["1f1b"])
     assert f"uneven: {text} as long as the mean worker" in result.bottleneck.why
 
 
 # start and end of the pipeline among other causes
-
-
 @pytest.mark.parametrize(
     ("exchange", "names", "first"),
     [
@@ -974,7 +958,7 @@ def test_gaps_of_an_order_come_first_and_a_built_in_order_fills_them(
     result, text = answer_and_text(*line, "--details")
     lines = text.splitlines()
     times = pj.Costs(forward=forward, backward=2 * forward)
-    usual = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=microbatches)
+    usual = build("1f1b", workers, microbatches)
     before, after = (pj.evaluate(t, times).step_time for t in (table, usual))
     gaps = next(part["seconds"] for part in result["parts"] if part["name"] == "gaps")
     cause, remedy = result["bottleneck"], result["remedies"][0]
@@ -1006,7 +990,7 @@ def test_a_launcher_is_not_blamed_for_recomputation_that_it_cannot_change():
         ("torchtitan", "llama3-8b", h200, "1f1b"),
     ):
         workload = pj.Workload(pj.load_model(name), **many)
-        table = pj.schedules.build(schedule, num_workers=4, num_microbatches=32)
+        table = build(schedule, 4, 32)
         how = {"system": system, "schedules": ["1f1b"], "launcher": launcher}
         result = pj.explain(table, workload, **how)
         can_change = False
@@ -1179,16 +1163,15 @@ def test_a_slow_stage_is_a_cause_where_an_even_split_would_help_less(data, stage
     ],
 )
 def test_memory_costs_only_what_nothing_that_fits_saves(base, names, limit, ruled_out, fitting):
-    size = {"num_workers": 4, "num_microbatches": 8}
 
     def step_time(name, stages):
         more = {"stages_per_worker": stages} if name == "looped-bfs" else {}
-        part = 4 / (pj.schedules.build(name, **size, **more).num_stages)
+        part = 4 / (build(name, 4, 8, **more).num_stages)
         phases = ("forward", "input_grad", "weight_grad")
         costs = pj.Costs(**dict.fromkeys(phases, part), transmit=0.01)
-        return pj.evaluate(pj.schedules.build(name, **size, **more), costs).step_time
+        return pj.evaluate(build(name, 4, 8, **more), costs).step_time
 
-    table = pj.schedules.build(base, **size)
+    table = build(base, 4, 8)
     costs = pj.Costs(forward=1.0, input_grad=1.0, weight_grad=1.0, transmit=0.01)
     result = pj.explain(table, costs, schedules=names, memory_limit=limit)
     faults = [fault for fault in result.faults if fault.kind == "memory"]
@@ -1206,8 +1189,7 @@ def test_memory_rules_out_no_schedule_that_saves_less_than_another_option():
     # eight stages per worker need 2 % more than the limit; moved layers and overlap fit
     model, system = pj.load_model("llama3-8b"), pj.load_system("h100")
     workload = pj.Workload(model, 16, tensor_parallel=2, sequence_parallel=True)
-    size = {"num_workers": 4, "num_microbatches": 16}
-    table = pj.schedules.build("1f1b", **size)
+    table = build("1f1b", 4, 16)
     limit = 1.001 * max(pj.memory_bytes(workload, table))
     result = pj.explain(
         table,
@@ -1217,7 +1199,7 @@ def test_memory_rules_out_no_schedule_that_saves_less_than_another_option():
         launcher="Megatron-LM",
         memory_limit=limit,
     )
-    other = pj.schedules.build("interleaved-1f1b", **size, stages_per_worker=8)
+    other = build("interleaved-1f1b", 4, 16, stages_per_worker=8)
     assert max(pj.memory_bytes(workload, other)) > limit
     ruled_out = pj.evaluate(other, pj.stage_costs(workload, system, other)).step_time
     overlapped = dataclasses.replace(workload, tensor_overlap=1.0)
@@ -1303,8 +1285,7 @@ def fastest_level(launcher, workload, system, table, limit):
         except ValueError:  # the model has no such part
             continue
         if not launch.lacks and max(pj.memory_bytes(other, table)) <= limit:
-            costs = pj.stage_costs(other, system, table)
-            steps[level] = pj.evaluate(table, costs).step_time
+            steps[level] = pj.evaluate(table, pj.stage_costs(other, system, table)).step_time
     return min(steps.items(), key=lambda item: item[1], default=(None, None))
 
 
@@ -1315,7 +1296,7 @@ def test_no_recomputation_of_the_launcher_that_fits_is_faster(case, doubled):
     system = pj.load_system(name)
     workload = pj.Workload(pj.load_model(model), minibatch=32, **fields)
     schedule, stages = "interleaved-1f1b", {"stages_per_worker": 2}
-    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=count, **stages)
+    table = build(schedule, 4, count, **stages)
     start = pj.Scenario(
         schedule,
         num_workers=4,
@@ -1383,7 +1364,7 @@ def test_a_remedy_against_a_slow_host_shortens_the_time_that_the_host_takes():
 )
 def test_a_slow_link_stays_between_its_workers_in_other_schedules(base, slow):
     more = {"stages_per_worker": 2} if base == "interleaved-1f1b" else {}
-    table = pj.schedules.build(base, num_workers=4, num_microbatches=12, **more)
+    table = build(base, 4, 12, **more)
 
     def message_times(place):
         pairs = itertools.pairwise(place.tolist())

@@ -21,8 +21,7 @@ from pipejax.schedules.table.links import LINKS
 def test_a_page_runs_as_the_engine_does(name, link):
     """At the factors that are given every finish time is equal to the last bit."""
     table, costs = build_case(name)
-    shown = explored(table, costs)
-    scene = get_scene(page([shown]))
+    scene = get_scene(page([explored(table, costs)]))
     (schedule,) = scene["schedules"]
     run = pj.evaluate(table, costs, link=link)
     finish, _, program = run_of_page(schedule, [f["initial"] for f in scene["factors"]], link)

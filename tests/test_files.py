@@ -7,10 +7,12 @@ import warnings
 import pytest
 import strategies
 from hypothesis import given, strategies as st
-from legal_sizes import WHOLE
+from legal_sizes import WHOLE, build
 
 import pipejax as pj
 from pipejax.schedules.table.table_files import LossWarning, to_csv
+
+PYTORCH = "ZBVZeroBubble_4_8 DualPipeV_4_8 DualPipeV_4_8.comms Interleaved1F1B_4_8.comms"
 
 
 def same(first, second):
@@ -79,7 +81,7 @@ LOST = {  # by a CSV, of the tables that are built
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_csv_round_trip(name, tmp_path):
-    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    table = build(name, 4, 8)
     read, lost = written_and_read(table, tmp_path / f"{name}.csv")
     assert same(read, table)
     assert read.placement.tolist() == table.placement.tolist()
@@ -90,7 +92,7 @@ def test_csv_round_trip(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["a.yaml", "a.txt", "a", "a.json.gz", "json"])
 def test_a_file_of_an_unknown_suffix_is_refused(name, tmp_path):
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
+    table = build("1f1b", 2, 2)
     with pytest.raises(ValueError, match=r"must end in .csv or .json, got "):
         pj.write_table(table, tmp_path / name)
     assert not [*tmp_path.iterdir()]
@@ -107,9 +109,6 @@ def test_a_placement_that_a_csv_cannot_tell_is_said_to_be_lost(tmp_path):
         pj.write_table(table, tmp_path / "table.csv")
     with pytest.raises(pj.ScheduleError, match="mirror each other"):
         pj.read_table(tmp_path / "table.csv")
-
-
-PYTORCH = "ZBVZeroBubble_4_8 DualPipeV_4_8 DualPipeV_4_8.comms Interleaved1F1B_4_8.comms"
 
 
 @pytest.mark.parametrize("name", [*PYTORCH.split(), "1F1B_4_8.comms"])

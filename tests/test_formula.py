@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from daily import daily
-from legal_sizes import at_least, is_legal
+from legal_sizes import at_least, build, is_legal
 
 import pipejax as pj
 from pipejax.analysis.formula.facets import Cone
@@ -27,10 +27,16 @@ PUBLISHED = {
     ("chimera", 4, 4): "max(6F + 4B + 4c_F + 3c_B, 4F + 6B + 3c_F + 4c_B)",
     ("1f1b", 8, 32): "39F + 39B + 34c_F + 34c_B",
 }
+EVERY = [(name, link) for name in SYNCHRONOUS for link in LINKS]
+
+
+# of two workers already hundreds of facets
+MANY_FACETS = ("dualpipe-v", "interleaved-zb", "v-half", "v-min", "zb-v")
+ZB_V = "formula", "-s", "1f1b", "-P", 2, "-M", 4, "--per-worker", "--parameters", "F,B,c"
 
 
 def lowered(name, p, m, link="delay", **options):
-    table = pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
+    table = build(name, p, m, **options)
     return table, pj.lower(table, link=link, step_end=False)
 
 
@@ -49,13 +55,6 @@ def runs(form, theta):
     """Makespans by the recurrence, one by one."""
     vectors = theta @ (form.costs.weights / form.units).astype(float).T
     return np.array([run_on_host(form.program, vector).finish.max() for vector in vectors])
-
-
-EVERY = [(name, link) for name in SYNCHRONOUS for link in LINKS]
-
-
-# of two workers already hundreds of facets
-MANY_FACETS = ("dualpipe-v", "interleaved-zb", "v-half", "v-min", "zb-v")
 
 
 @pytest.mark.parametrize(("name", "link"), daily(EVERY))
@@ -148,7 +147,7 @@ def test_other_links_and_tables_are_proved_too(name, links):
     ],
 )
 def test_a_saved_form_is_the_same(name, options, tmp_path):
-    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    table = build(name, 4, 8)
     form = pj.formula(pj.lower(table, step_end="parameters" in options), **options)
     path = tmp_path / "form.json"
     path.write_text(json.dumps(form.as_json() | {"certificate": form.certificate(table)}))
@@ -323,11 +322,8 @@ def test_the_command(answer, tmp_path):
 
 
 # families of closed forms, and schedules against each other
-
-
 def make_program(name, p, m, **options):
-    table = pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
-    return pj.lower(table, step_end=False)
+    return pj.lower(build(name, p, m, **options), step_end=False)
 
 
 def family(name, p, numbers, later, parameters=("F", "B", "c")):
@@ -393,7 +389,7 @@ def test_a_period_that_multiples_of_p_do_not_show_is_found(capsys):
 def get_forms(names, p, m, parameters=("F", "B", "c"), **options):
     result = []
     for name in names:
-        table = pj.schedules.build(name, num_workers=p, num_microbatches=m)
+        table = build(name, p, m)
         program = pj.lower(table, step_end=False)
         shares = named_parameters(program, parameters, table.worker_parts)
         result.append(pj.formula(program, shares, **options))
@@ -490,9 +486,6 @@ def test_a_family_is_found_on_numbers_that_are_given(answer):
     assert answer(*size, "M=8,16,24,32,64")["family"]["verified_on"] == [64]
 
 
-ZB_V = "formula", "-s", "1f1b", "-P", 2, "-M", 4, "--per-worker", "--parameters", "F,B,c"
-
-
 def test_an_order_that_was_planned_is_told_with_its_times(call, answer, tmp_path):
     plot = tmp_path / "map.svg"
     box = "--box", "B=1:2,c=0:0.5"
@@ -573,11 +566,10 @@ def test_the_command_says_how_far_it_is_and_joins_regions(call, monkeypatch):
 def test_a_shorter_period_on_the_last_numbers_is_no_family():
     """Within the fifth round of 1F1B each microbatch adds two messages, as if the period were 1."""
     result = pj.analysis.formula_family(
-        lambda m: pj.lower(pj.schedules.build("1f1b", num_workers=6, num_microbatches=m)),
+        lambda m: pj.lower(build("1f1b", 6, m)),
         range(6, 30),
         ("F", "B", "c"),
     )
     assert (result.period, result.first) == (6, 6)
-    later = pj.schedules.build("1f1b", num_workers=6, num_microbatches=32)
-    form = pj.formula(pj.lower(later), ("F", "B", "c"))
+    form = pj.formula(pj.lower(build("1f1b", 6, 32)), ("F", "B", "c"))
     assert result.facets(32) == [tuple(facet) for facet in form.facets]

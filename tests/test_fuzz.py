@@ -43,6 +43,7 @@ WILD = st.sampled_from(
         *([], {}, [[]], [[0]], [0, 1], [1, True], {"F": 1}),
     ]
 )
+KINDS = {"legal": 0.2, "grammar": 0.5, "costs": 0.2, "command": 0.1}
 
 
 class Files(NamedTuple):
@@ -304,9 +305,6 @@ def assert_same_by_command(files, paths, makespan):
             r"(warning: .*empty rows at its end count as no workers.*\n)?", err.getvalue()
         )
         assert json.loads(out.getvalue())["makespan"] == makespan
-
-
-KINDS = {"legal": 0.2, "grammar": 0.5, "costs": 0.2, "command": 0.1}
 
 
 # `their_rows` has no empty rows at the end either

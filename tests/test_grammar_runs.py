@@ -13,6 +13,7 @@ import reference
 import strategies
 from grammar_cases import priced
 from hypothesis import assume, given, settings, strategies as st
+from legal_sizes import build
 from reference import SHARDING, IllegalError
 
 import pipejax as pj
@@ -89,8 +90,6 @@ def collective(event, run):
 
 
 # --------------------------------------------------------------------------------------------- runs
-
-
 def assert_lanes(result, run):
     """Compare busy times of lanes, and their parts in idle compute."""
     expected = {}
@@ -255,9 +254,7 @@ GROWING = {
 def test_makespans_of_more_microbatches(name):
     workers, others = GROWING[name]
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.25, others=others)
-    table, longer = (
-        pj.schedules.build(name, num_workers=workers, num_microbatches=m) for m in (24, 60)
-    )
+    table, longer = (build(name, workers, m) for m in (24, 60))
     per = longer.num_microbatches // 60
     program = pj.lower(table)
     result = pj.analysis.extrapolated_makespans(program, costs, num_microbatches=60 * per)

@@ -230,8 +230,6 @@ def test_keys_that_are_not_read_are_named(tmp_path):
 
 
 # arguments of Megatron's logs: each is read, without effect, or named with what is assumed
-
-
 # dumps of Megatron-LM of three years and of Megatron-DeepSpeed, with their defaults
 DUMPS = ("2021", "2023", "2025", "deepspeed")
 DATA = Path(__file__).parent / "data"

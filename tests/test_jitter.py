@@ -25,6 +25,14 @@ from pipejax.engine.recurrence import critical_path
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.links import LINKS
 
+SIZE = ["--workers", "4", "--microbatches", "8", "--worker-times", "F=1,B=2", "--samples", "60"]
+J = ["jitter", "--schedules", "gpipe,1f1b", *SIZE]
+VARY = ["--op", "lognormal:0.2", "--worker", "uniform:0.1", "--message", "gamma:0.5"]
+VARY += ["--straggler", "0.2:2", "--op-straggler", "0.05:3"]
+COUNT = 20_000
+WHERE = [("op", name) for name in DISTRIBUTIONS]
+WHERE += [("worker", "gamma")]  # they come from the same table
+
 
 @pytest.mark.parametrize("link", daily(LINKS))
 def test_a_sample_can_be_looked_at(link):
@@ -189,12 +197,6 @@ def test_dataset_is_read_back(tmp_path):
         jitter_dataset({**runs, "other": other})
 
 
-SIZE = ["--workers", "4", "--microbatches", "8", "--worker-times", "F=1,B=2", "--samples", "60"]
-J = ["jitter", "--schedules", "gpipe,1f1b", *SIZE]
-VARY = ["--op", "lognormal:0.2", "--worker", "uniform:0.1", "--message", "gamma:0.5"]
-VARY += ["--straggler", "0.2:2", "--op-straggler", "0.05:3"]
-
-
 def test_command(call, tmp_path):
     out = tmp_path / "runs.zarr"
     code, text, _ = call(*J, *VARY, "--comm", "0.1", "--seed", "7", "--ops", "--out", out, "--json")
@@ -252,11 +254,6 @@ def test_a_spread_may_be_percent(answer):
 
 
 # random durations: of the stated distributions, and each factor where it belongs
-
-
-COUNT = 20_000
-
-
 def get_factors(run, costs, sample):
     """Factors of a sample by (phase, stage, microbatch or worker), and of messages."""
     program, ones = run.evaluation.program, {}
@@ -304,10 +301,6 @@ def test_tables_have_mean_one_and_the_stated_spread(name, part):
     assert np.sqrt(weight @ (factors - mean) ** 2) == pytest.approx(spread, rel=6e-4)
     assert factors.min() >= 0
     assert THEIRS[name](spread).mean() == pytest.approx(1)
-
-
-WHERE = [("op", name) for name in DISTRIBUTIONS]
-WHERE += [("worker", "gamma")]  # they come from the same table
 
 
 @pytest.mark.parametrize(("where", "name"), daily(WHERE))

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.analysis.step.many_systems import distinct_stages
@@ -30,7 +31,7 @@ def workload(model, **more):
 
 
 def make_table(name):
-    return pj.schedules.build(name, num_workers=4, num_microbatches=16)
+    return build(name, 4, 16)
 
 
 def sums(costs):
@@ -149,8 +150,6 @@ def test_sweeps_go_on_without_what_they_cannot_price(call, tmp_path):
 
 
 # stages that are alike are priced as one
-
-
 DENSE, SPARSE = pj.load_model("gpt-22b"), pj.load_model("deepseek-v3")
 WORKLOADS = {
     "1f1b": pj.Workload(DENSE, 16, tensor_parallel=4),
@@ -169,7 +168,7 @@ def in_front(costs):
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_stages_cost_what_the_distinct_ones_do(name):
     workload = WORKLOADS[name]
-    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    table = build(name, 4, 8)
     system = dataclasses.replace(pj.load_system("h100"), gpus_per_node=4)
     work = stage_work(workload, table)
     few, places = distinct_stages(work)
@@ -188,9 +187,7 @@ def test_stages_cost_what_the_distinct_ones_do(name):
 
 
 def test_a_pipeline_of_one_stage_has_one_kind_and_no_boundary():
-    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=2)
-    work = stage_work(pj.Workload(DENSE, 2), table)
-    few, places = distinct_stages(work)
+    few, places = distinct_stages(stage_work(pj.Workload(DENSE, 2), build("gpipe", 1, 2)))
     costs = places.spread(in_front(work_costs(few, pj.load_system("h100"))))
     assert costs.forward.shape == (1, 1)
     assert costs.transmit.shape == (1, 2, 1, 0)
@@ -198,8 +195,7 @@ def test_a_pipeline_of_one_stage_has_one_kind_and_no_boundary():
 
 
 def test_many_kinds_of_stages_are_all_kept():
-    table = pj.schedules.build("1f1b", num_workers=12, num_microbatches=12)
-    work = stage_work(pj.Workload(DENSE, 12), table)
+    work = stage_work(pj.Workload(DENSE, 12), build("1f1b", 12, 12))
     layers = (np.arange(1.0, 13.0),)
     work = work._replace(layers=layers, stages=work.stages._replace(layers=layers[0]))
     few, places = distinct_stages(work)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launch_reader import read_launch
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.cli.output.numbers import seconds
@@ -28,12 +29,29 @@ from pipejax.sweep.plan.layouts import PlanRequest, enumerate_layouts, layout_wo
 LLAMA = pj.load_model("llama3-8b")  # 32 layers
 # options of Megatron-LM core 0.20, of torchtitan 0.2.2 and of DeepSpeed that a layout can need
 OPTIONS = json.loads((Path(__file__).parent / "data" / "launcher_options.json").read_text())
+EIGHTS = {"expert_parallel": 8, "data_parallel": 4}
+EIGHT = {"tensor_parallel": 8}
+JOB = ("-y", "h100", "-s", "1f1b", "-P", 4, "-M", 8, "--minibatch", 8)
+BESIDE = "experts beside compute"
+EAGER = ("--stack", "torchtitan-2024-eager")
+TITAN = ("--sequence-parallel", "--zero", 1, "--embedding-units", 1, "--loss-units", 1)
+SPLIT = (*JOB, "--tensor-parallel", 2, "--data-parallel", 2)
+PLANNED = ("plan", "-m", "llama3-8b", "-y", "h100", "--gpus", 8, "--minibatch", 8, "--pipeline", 2)
+NO_CONTEXT = "context above 1: DeepSpeed lacks context parallelism"
+LONG = dataclasses.replace(LLAMA, sequence=32768)  # which only recomputation makes fit
+HIDDEN_EXPERTS = ("1f1b", "interleaved-1f1b", "combined-1f1b")
+SPREAD = {"expert_parallel": 8, "data_parallel": 8, "zero": 1}
+WHOLE = ("1f1b", "interleaved-1f1b", "interleaved-zb")
+FULL = {"recompute": "full"}
+UNEVEN = ["-m", "llama3-70b", "-y", "h100", "--launcher", "torchtitan"]
+ONE_PIPE = ["-s", "1f1b", "-P", 4, "-M", 16, "--minibatch", 16]
+SHARDED = ["--data-parallel", 8, "--zero", 1, "--tensor-parallel", 8, "--sequence-parallel"]
 
 
 def launcher_settings(schedule="1f1b", workers=4, model=LLAMA, **arguments):
     """Return the settings of three launchers."""
     options = {"stages_per_worker": arguments.pop("stages")} if "stages" in arguments else {}
-    table = pj.schedules.build(schedule, num_workers=workers, num_microbatches=8, **options)
+    table = build(schedule, workers, 8, **options)
     result = pj.costing.launches(pj.Workload(model, minibatch=16, **arguments), table)
     assert [launch.launcher for launch in result] == [*LAUNCHERS]
     result = [result[k] for k in (0, 2, 3)]
@@ -173,8 +191,7 @@ def test_recomputation(recompute, words, lacks):
     ],
 )
 def test_torchtitan_places_stages_of_a_file_as_the_named_schedule(schedule, options, name):
-    table = pj.schedules.build(schedule, num_workers=4, num_microbatches=8, **options)
-    torchtitan = pj.costing.pipeline_launches(table)[2]
+    torchtitan = pj.costing.pipeline_launches(build(schedule, 4, 8, **options))[2]
     assert torchtitan.options.get("parallelism.pipeline_parallel_schedule") == name
     assert torchtitan.options["parallelism.pipeline_parallel_schedule_csv"] == f"{schedule}.csv"
     assert [lack.partition(" (")[0] for lack in torchtitan.lacks] == (
@@ -193,8 +210,7 @@ def megatron_forwards(microbatches, chunks, size):
 def test_megatron_has_the_groups_of_the_table_or_refuses_them(schedule, stages):
     workers, unequal = 4, {13: 7, 17: 6, 18: 6, 21: 7}  # 5 4 4; 5 4 4 4; 5 5 4 4; 5 4 4 4 4
     for microbatches in range(2, 22):
-        size = {"num_workers": workers, "num_microbatches": microbatches}
-        table = pj.schedules.build(schedule, **size, stages_per_worker=stages)
+        table = build(schedule, workers, microbatches, stages_per_worker=stages)
         megatron, bridge, _ = pj.costing.pipeline_launches(table)
         flag = megatron.options.get("microbatch-group-size-per-virtual-pipeline-stage")
         assert bridge.options.get("model.microbatch_group_size_per_vp_stage") == flag
@@ -218,8 +234,7 @@ def test_megatron_has_the_groups_of_the_table_or_refuses_them(schedule, stages):
 @pytest.mark.parametrize("schedule", ["interleaved-1f1b", "combined-1f1b"])
 @pytest.mark.parametrize(("size", "flag"), [(4, None), (8, 8), (16, 16)])
 def test_a_group_size_of_the_user_is_in_the_command(schedule, size, flag):
-    sizes = {"num_workers": 4, "num_microbatches": 16, "stages_per_worker": 2}
-    table = pj.schedules.build(schedule, **sizes, group_size=size)
+    table = build(schedule, 4, 16, stages_per_worker=2, group_size=size)
     megatron, _, torchtitan = pj.costing.pipeline_launches(table)
     name = "microbatch-group-size-per-virtual-pipeline-stage"
     assert (megatron.options.get(name), megatron.lacks) == (flag, ())
@@ -236,8 +251,9 @@ def test_a_group_size_of_the_user_is_in_the_command(schedule, size, flag):
 def test_torchtitan_names_an_interleaved_schedule_whose_groups_are_equal(
     schedule, microbatches, is_named
 ):
-    size = {"num_workers": 4, "num_microbatches": microbatches, "stages_per_worker": 2}
-    torchtitan = pj.costing.pipeline_launches(pj.schedules.build(schedule, **size))[2]
+    torchtitan = pj.costing.pipeline_launches(
+        build(schedule, 4, microbatches, stages_per_worker=2)
+    )[2]
     assert ("parallelism.pipeline_parallel_schedule_csv" in torchtitan.options) != is_named
 
 
@@ -259,9 +275,6 @@ def test_what_launchers_lack():
     assert launcher_settings("zb-h1", workers=1)[0].lacks == ()
 
 
-EIGHTS = {"expert_parallel": 8, "data_parallel": 4}
-
-
 @pytest.mark.parametrize(
     ("degrees", "parts"),
     [
@@ -280,22 +293,21 @@ def test_the_parts_of_experts_are_always_in_the_command(degrees, parts):
     assert megatron.options.get("expert-model-parallel-size", 1) == spread
     assert torchtitan.options.get("parallelism.expert_parallel_degree", 1) == spread
     assert deepspeed.options.get("expert_parallel", {}).get("autoep_size", 1) == spread
-    degree = torchtitan.options.get("parallelism.expert_tensor_parallel_degree", 1)
-    assert degree == parts
+    assert torchtitan.options.get("parallelism.expert_tensor_parallel_degree", 1) == parts
     assert bool([text for text in torchtitan.lacks if "parts" in text]) == (parts == 2)
     dense = launcher_settings(model=pj.load_model("llama3-8b"), tensor_parallel=8)[0].options
     assert "expert-tensor-parallel-size" not in dense
 
 
 def test_torchtitan_reads_tables_of_compute_alone():
-    table = pj.schedules.build("zb-h1", num_workers=2, num_microbatches=4)
+    table = build("zb-h1", 2, 4)
     lacks = pj.costing.pipeline_launches(pj.links.insert_transfers(table))[2].lacks
     assert lacks == ("tables with SEND and RECV (it reads compute alone)",)
     assert pj.costing.pipeline_launches(table)[2].lacks == ()
 
 
 def test_megatron_bridge_takes_the_options_of_megatron_as_fields_of_its_records():
-    table = pj.schedules.build("interleaved-1f1b", num_workers=4, num_microbatches=8)
+    table = build("interleaved-1f1b", 4, 8)
     workload = pj.Workload(LLAMA, 16, tensor_parallel=2, sequence_parallel=True, data_parallel=2)
     workload = dataclasses.replace(workload, zero=1, overlap=1.0, tensor_overlap=1.0)
     (bridge,) = pj.costing.launches(workload, table, "megatron-bridge")
@@ -344,9 +356,7 @@ def test_maxtext_splits_local_and_global_layers_in_pairs(
     base = pj.load_model("gpt-oss-120b") if experts else LLAMA
     window = 128 if windowed else None
     model = dataclasses.replace(base, layers=layers, windowed_layers=windowed, window=window)
-    table = pj.schedules.build(
-        "circular", num_workers=workers, num_microbatches=workers * 2, stages_per_worker=stages
-    )
+    table = build("circular", workers, workers * 2, stages_per_worker=stages)
     workload = pj.Workload(model, workers * 2, recompute="full")
     (launch,) = pj.costing.launches(workload, table, "MaxText")
     assert bool(launch.lacks) == (per_stage is None), launch.lacks
@@ -358,7 +368,7 @@ def test_maxtext_splits_local_and_global_layers_in_pairs(
 
 
 def test_maxtext_has_two_schedules_and_full_recomputation():
-    table = pj.schedules.build("circular", num_workers=4, num_microbatches=8)
+    table = build("circular", 4, 8)
     workload = pj.Workload(LLAMA, 16, tensor_parallel=2, data_parallel=4, zero=3, recompute="full")
     (maxtext,) = pj.costing.launches(workload, table, "MaxText")
     assert maxtext.lacks == ()
@@ -376,7 +386,7 @@ def test_maxtext_has_two_schedules_and_full_recomputation():
     assert once.lacks == ()
     assert once.options == maxtext.options | {"pipeline_fsdp_ag_once": True}
     other = dataclasses.replace(workload, zero=2, recompute="none")
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=6)
+    table = build("1f1b", 4, 6)
     other = dataclasses.replace(other, minibatch=6)
     (lacking,) = pj.costing.launches(other, table, "MaxText")
     assert [text.split()[0] for text in lacking.lacks] == ["schedule", "6", "ZeRO", "recomputation"]
@@ -399,8 +409,7 @@ def test_maxtext_has_two_schedules_and_full_recomputation():
     ],
 )
 def test_a_launcher_has_a_schedule_by_any_of_its_names(schedule, microbatches, options, lacking):
-    size = {"num_workers": 2, "num_microbatches": microbatches}
-    table = pj.schedules.build(schedule, **size, **options)
+    table = build(schedule, 2, microbatches, **options)
     launches = pj.costing.launches(pj.Workload(LLAMA, 8, recompute="full"), table)
     lacks = [x.launcher for x in launches if any(t.startswith("schedule ") for t in x.lacks)]
     assert lacks == lacking.split()
@@ -408,10 +417,6 @@ def test_a_launcher_has_a_schedule_by_any_of_its_names(schedule, microbatches, o
     names = {"1f1b": "1F1B", "seq-1f1b": "1F1B", "gpipe": "GPipe", "terapipe": "GPipe"}
     if schedule in names:
         assert named == names[schedule]
-
-
-EIGHT = {"tensor_parallel": 8}
-JOB = ("-y", "h100", "-s", "1f1b", "-P", 4, "-M", 8, "--minibatch", 8)
 
 
 @pytest.mark.parametrize(
@@ -444,7 +449,7 @@ JOB = ("-y", "h100", "-s", "1f1b", "-P", 4, "-M", 8, "--minibatch", 8)
 def test_maxtext_has_axes_inside_nodes_and_between_them(fields, axes):
     fields = dict(fields)
     workers, per_node = fields.pop("workers", 1), fields.pop("per_node", 8)
-    table = pj.schedules.build("gpipe", num_workers=workers, num_microbatches=8)
+    table = build("gpipe", workers, 8)
     workload = pj.Workload(LLAMA, minibatch=8, overlap=1.0, **fields)
     (launch,) = pj.costing.launches(workload, table, "maxtext", per_node=per_node)
     names = {k: v for k, v in launch.options.items() if k.endswith("_parallelism")}
@@ -473,7 +478,7 @@ def test_tune_splits_the_axes_of_maxtext_over_nodes(answer):
 )
 def test_experts_beside_compute(schedule, fields, lacks):
     options = {} if schedule == "1f1b" else {"stages_per_worker": 2}
-    table = pj.schedules.build(schedule, num_workers=2, num_microbatches=8, **options)
+    table = build(schedule, 2, 8, **options)
     spread = {"expert_parallel": 8, "data_parallel": 8, "expert_overlap": 1.0}
     workload = pj.Workload(pj.load_model("mixtral-8x7b"), minibatch=8, **spread | fields)
     megatron, bridge, *others = pj.costing.launches(workload, table)
@@ -486,9 +491,6 @@ def test_experts_beside_compute(schedule, fields, lacks):
     by_schedule = schedule == "combined-1f1b"
     assert all(("experts beside compute" in launch.lacks) != by_schedule for launch in others)
     assert all(launch.lacks for launch in others)
-
-
-BESIDE = "experts beside compute"
 
 
 @pytest.mark.parametrize(
@@ -506,8 +508,7 @@ BESIDE = "experts beside compute"
     ],
 )
 def test_the_order_of_experts_beside_compute_has_needs(schedule, stages, fields, lacks):
-    size = {"num_workers": 2, "num_microbatches": 8, "stages_per_worker": stages}
-    table = pj.schedules.build(schedule, **size)
+    table = build(schedule, 2, 8, stages_per_worker=stages)
     workload = pj.Workload(pj.load_model("mixtral-8x7b"), minibatch=8, **fields)
     (megatron,) = pj.costing.launches(workload, table, "Megatron-LM")
     has_flag = "overlap-moe-expert-parallel-comm" in megatron.options
@@ -526,7 +527,7 @@ def test_the_order_of_experts_beside_compute_has_needs(schedule, stages, fields,
     ],
 )
 def test_megatron_has_the_queues_that_it_asks_for(fields, count):
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=8)
+    table = build("1f1b", 2, 8)
     workload = pj.Workload(LLAMA, minibatch=8, **fields)
     (megatron,) = pj.costing.launches(workload, table, "Megatron-LM")
     words = f"CUDA_DEVICE_MAX_CONNECTIONS={count} " if count else ""
@@ -546,7 +547,7 @@ def test_megatron_has_the_queues_that_it_asks_for(fields, count):
 def test_before_blackwell_tensor_parallelism_beside_compute_goes_alone(
     launcher, schedule, fields, name
 ):
-    table = pj.schedules.build(schedule, num_workers=2, num_microbatches=8, stages_per_worker=2)
+    table = build(schedule, 2, 8, stages_per_worker=2)
     base = {"tensor_parallel": 2, "sequence_parallel": True, "tensor_overlap": 1.0}
     base |= {"expert_parallel": 8, "data_parallel": 8, "expert_tensor_parallel": 1}
     workload = pj.Workload(pj.load_model("mixtral-8x7b"), minibatch=8, **base | fields)
@@ -558,11 +559,6 @@ def test_before_blackwell_tensor_parallelism_beside_compute_goes_alone(
         assert launch.lacks == ((why,) if name and is_before else ())
         alone = dataclasses.replace(workload, tensor_overlap=0.0)
         assert machine_launches(alone, table, machine, "", launcher)[0].lacks == ()
-
-
-EAGER = ("--stack", "torchtitan-2024-eager")
-TITAN = ("--sequence-parallel", "--zero", 1, "--embedding-units", 1, "--loss-units", 1)
-SPLIT = (*JOB, "--tensor-parallel", 2, "--data-parallel", 2)
 
 
 @pytest.mark.parametrize(
@@ -599,8 +595,7 @@ def test_torchtitan_counts_embedding_and_head_as_layers_unless_options_say_other
         (("-P", 8, "--pipeline-layout", layout), [4, 5, 4, 4, 4, 4, 4, 3]),
         (("-P", 1), [32]),
     ):
-        result = answer("evaluate", *job, *options)
-        assert result["layers_of_stages"] == layers
+        assert answer("evaluate", *job, *options)["layers_of_stages"] == layers
     rows = answer("compare", "-S", "1f1b", "-P", 8, *job[2:])["rows"]
     step = answer("evaluate", *job, "-P", 8)["makespan"]
     explained = answer("explain", *job, "-P", 8, "--schedules", "1f1b")
@@ -643,7 +638,7 @@ def test_torchtitan_is_told_to_compile_where_the_stack_fuses_kernels(answer, sta
 )
 def test_deepspeed_is_told_whether_exchanges_are_beside_compute(zero, overlap, option):
     # its default is true at stage 3 alone, so a price without overlap needs the option
-    table = pj.schedules.build("1f1b", num_workers=1, num_microbatches=4)
+    table = build("1f1b", 1, 4)
     workload = pj.Workload(LLAMA, minibatch=4, data_parallel=8, zero=zero, overlap=overlap)
     (launch,) = pj.costing.launches(workload, table, "DeepSpeed")
     assert launch.options["zero_optimization"].get("overlap_comm") is option
@@ -653,7 +648,7 @@ def test_deepspeed_is_told_whether_exchanges_are_beside_compute(zero, overlap, o
 @pytest.mark.parametrize("option", [None, 0.0, 1.0])
 def test_deepspeed_overlaps_exchanges_by_default_at_zero_3(answer, tmp_path, zero, overlap, option):
     """DeepSpeed's zero/config.py sets overlap_comm to `stage == 3` where no file does."""
-    table = pj.schedules.build("1f1b", num_workers=1, num_microbatches=4)
+    table = build("1f1b", 1, 4)
     machine = pj.load_system("a100-40gb")
     expected = pj.Workload(
         pj.load_model("mpt-7b"),
@@ -700,13 +695,12 @@ def test_deepspeed_overlaps_exchanges_by_default_at_zero_3(answer, tmp_path, zer
     ],
 )
 def test_deepspeed_overlaps_from_zero_2_without_a_pipeline(workers, data, zero, overlap, is_lacked):
-    table = pj.schedules.build("1f1b", num_workers=workers, num_microbatches=8)
+    table = build("1f1b", workers, 8)
     workload = pj.Workload(LLAMA, 8, data_parallel=data, zero=zero, overlap=overlap)
     (launch,) = pj.costing.launches(workload, table, "DeepSpeed")
     assert any("beside compute" in feature for feature in launch.lacks) == is_lacked
     scenario = pj.Scenario(table, costs=pj.costing.ModelCosts(workload, pj.load_system("h100")))
-    result = pj.explain(scenario, schedules=["1f1b"], launcher="DeepSpeed")
-    for remedy in result.remedies:
+    for remedy in pj.explain(scenario, schedules=["1f1b"], launcher="DeepSpeed").remedies:
         if remedy.launchers and (workers > 1 or remedy.scenario.source.workload.zero < 2):
             assert remedy.scenario.source.workload.overlap == 0 or data == 1, remedy.what
 
@@ -767,7 +761,7 @@ PRECISIONS = {
 
 @pytest.mark.parametrize(("launcher", "precision"), PRECISIONS)
 def test_options_have_the_precision(launcher, precision):
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+    table = build("1f1b", 2, 4)
     words = PRECISIONS[launcher, precision]
     wide, narrow = (
         pj.costing.launches(pj.Workload(LLAMA, 8, precision=name), table, launcher)[0]
@@ -783,7 +777,7 @@ def test_options_have_the_precision(launcher, precision):
 
 def test_megatrons_have_an_option_of_graphs():
     # full recomputation is refused beside graphs of layers, which some recipes of Bridge have
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+    table = build("1f1b", 2, 4)
     for graphs, (megatron, bridge) in ((0.0, (None, "none")), (1.0, ("transformer_engine",) * 2)):
         workload = pj.Workload(LLAMA, minibatch=4, graphs=graphs)
         (launch,) = pj.costing.launches(workload, table, "Megatron-LM")
@@ -799,7 +793,7 @@ def test_options_have_the_sequence_length():
         "torchtitan": "training.seq_len",
         "MaxText": "max_target_length",
     }
-    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    table = build("1f1b", 4, 8)
     # also where it is that of the model's file: torchtitan and MaxText take 2048 by default
     for model, length in ((LLAMA, 8192), (dataclasses.replace(LLAMA, sequence=4096), 4096)):
         for launch in pj.costing.launches(pj.Workload(model, minibatch=8), table):
@@ -817,9 +811,6 @@ def test_what_the_launcher_lacks_is_named_or_left_out(call, answer):
     shown = call("explain", "-m", "llama3-8b", *JOB, *replicas, "--schedules", "1f1b")
     why = "torchtitan lacks ZeRO 2 in a pipeline (0 and 1 are there)"
     assert why in " ".join(shown[2].split())
-
-
-PLANNED = ("plan", "-m", "llama3-8b", "-y", "h100", "--gpus", 8, "--minibatch", 8, "--pipeline", 2)
 
 
 @pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
@@ -879,9 +870,6 @@ def test_a_plan_splits_sequences_where_the_launcher_does(
         evaluated = answer("evaluate", *run, "-m", model, "-y", system, *words)
         assert layout.step_time == pytest.approx(evaluated["makespan"], rel=1e-9)
         assert evaluated["launch"][launcher]["lacks"] == []
-
-
-NO_CONTEXT = "context above 1: DeepSpeed lacks context parallelism"
 
 
 @pytest.mark.parametrize(
@@ -1013,9 +1001,6 @@ def test_a_plan_begins_with_what_fits_as_measured(launcher, gpus, sequence, choi
     ]
 
 
-LONG = dataclasses.replace(LLAMA, sequence=32768)  # which only recomputation makes fit
-
-
 @pytest.mark.parametrize("launcher", ["Megatron-LM", "torchtitan"])
 def test_tune_keeps_to_the_recomputation_that_a_launcher_has(launcher):
     machine = pj.load_system("h100")
@@ -1037,8 +1022,7 @@ def test_tune_keeps_to_the_recomputation_that_a_launcher_has(launcher):
 
 
 def test_options_of_tuned_layers_give_their_step():
-    workload = pj.Workload(LLAMA, minibatch=8)
-    costs = pj.costing.ModelCosts(workload, pj.load_system("h100"))
+    costs = pj.costing.ModelCosts(pj.Workload(LLAMA, minibatch=8), pj.load_system("h100"))
     run = pj.Scenario("1f1b", 4, costs=costs)
     result = pj.tune(run, "size,layers", launcher="Megatron-LM", no_memory_limit=True)
     run, best = run.replace(num_microbatches=result.best.microbatches), result.best.workload
@@ -1087,7 +1071,7 @@ def test_checkpoints_of_pytorch_recompute_in_w_too(answer, tmp_path, recompute):
     run = (*job, "--minibatch", 16, "--recompute", recompute, "--launcher", "torchtitan")
     split = ("-s", "interleaved-zb", "-P", 4, "-M", 16)
     single = answer("evaluate", *split, *run)
-    table = pj.schedules.build("interleaved-zb", num_workers=4, num_microbatches=16)
+    table = build("interleaved-zb", 4, 16)
     record = find_launcher("torchtitan")
     model, stack, fields = launcher_defaults(
         "torchtitan", pj.load_model("llama3-8b"), pj.load_system("h100")
@@ -1110,8 +1094,7 @@ def test_checkpoints_of_pytorch_recompute_in_w_too(answer, tmp_path, recompute):
     advice = answer("explain", "-s", "1f1b", *split[2:], *run, *schedules)
     for remedy in (row for row in advice["remedies"] if row["kind"] == "schedule"):
         name, _, count = remedy["what"].removeprefix("schedule ").rpartition(", stages per worker ")
-        size = {"num_workers": 4, "num_microbatches": 16, "stages_per_worker": int(count)}
-        best = pj.schedules.build(name, **size)
+        best = build(name, 4, 16, stages_per_worker=int(count))
         after = pj.evaluate(best, pj.stage_costs(again, system, best)).step_time
         assert remedy["step_time"] == pytest.approx(after, rel=1e-9)
     planned = ("--gpus", 16, "--pipeline", 4, "-V", 2, "--tensor", 2, "--microbatch-size", 1)
@@ -1124,7 +1107,7 @@ def test_checkpoints_of_pytorch_recompute_in_w_too(answer, tmp_path, recompute):
 
 def test_torchtitan_has_no_w_that_keeps_what_i_recomputed():
     workload = pj.Workload(LLAMA, 8, recompute="full", zero=1, data_parallel=2)
-    table = pj.schedules.build("interleaved-zb", num_workers=2, num_microbatches=8)
+    table = build("interleaved-zb", 2, 8)
     again = dataclasses.replace(workload, recompute_again=True)
     no_w = "W without recomputation of its own (--recompute-again)"
     plain = dataclasses.replace(workload, recompute="none")
@@ -1177,8 +1160,7 @@ def test_no_command_offers_w_in_compiled_stages(answer, call, tmp_path):
         for row in remedies:
             is_compiled = "compile.enable" in str(row["launch"]["torchtitan"]["options"])
             assert not (is_compiled and "zb" in row["what"]), row["what"]
-    compared = answer("compare", "-S", "interleaved-zb,1f1b", *run)
-    assert f"{NO_COMPILED_W})" in str(compared)
+    assert f"{NO_COMPILED_W})" in str(answer("compare", "-S", "interleaved-zb,1f1b", *run))
     run = (*line, "-P", 4, "--data-parallel", 2)
     for job in (("size",), ("recompute", "-M", 16)):
         code, _, error = call("tune", *job, "-s", "zb-h1", *run)
@@ -1231,10 +1213,6 @@ def test_a_run_without_remedies_says_so_in_a_sentence(call, workers):
     assert ("the step has no pipeline" in lines[0]) == (workers == 1)
 
 
-HIDDEN_EXPERTS = ("1f1b", "interleaved-1f1b", "combined-1f1b")
-SPREAD = {"expert_parallel": 8, "data_parallel": 8, "zero": 1}
-
-
 @pytest.mark.parametrize(
     ("model", "launcher", "fields"),
     [
@@ -1249,8 +1227,7 @@ def test_options_that_hide_experts_have_one_prediction(model, launcher, fields):
     system = pj.load_system("h200")
     short = dataclasses.replace(pj.load_model(model), sequence=4096)
     workload = pj.Workload(short, minibatch=8, **SPREAD | fields)
-    size = {"num_workers": 4, "num_microbatches": 8}
-    table = pj.schedules.build("1f1b", **size)
+    table = build("1f1b", 4, 8)
     how = {"schedules": HIDDEN_EXPERTS, "launcher": launcher}
     result = pj.explain(table, workload, system=system, **how)
     steps = {}
@@ -1265,7 +1242,7 @@ def test_options_that_hide_experts_have_one_prediction(model, launcher, fields):
     seconds = []
     for count, overlap in itertools.product(range(2, 13), ({}, {"overlap": 1.0})):
         other = dataclasses.replace(workload, **overlap)
-        combined = pj.schedules.build("combined-1f1b", **size, stages_per_worker=count)
+        combined = build("combined-1f1b", 4, 8, stages_per_worker=count)
         if count * 4 > workload.model.layers:
             break
         if pj.costing.launches(other, combined, launcher)[0].lacks:
@@ -1276,10 +1253,6 @@ def test_options_that_hide_experts_have_one_prediction(model, launcher, fields):
     steps = [remedy.step_time for remedy in result.remedies if remedy.launchers]
     assert len(seconds) > 2 or workload.recompute == "full"  # which Megatron lacks here
     assert min(steps) <= min([result.step_time, *seconds]) * (1 + 1e-9)
-
-
-WHOLE = ("1f1b", "interleaved-1f1b", "interleaved-zb")
-FULL = {"recompute": "full"}
 
 
 @pytest.mark.parametrize(
@@ -1298,8 +1271,7 @@ def test_what_a_launcher_lacks_counts_for_a_combination_as_a_whole(model, launch
     system = pj.load_system("h200")
     short = dataclasses.replace(pj.load_model(model), sequence=4096)
     workload = pj.Workload(short, minibatch=16, **fields)
-    size = {"num_workers": 4, "num_microbatches": 16}
-    table = pj.schedules.build("1f1b", **size)
+    table = build("1f1b", 4, 16)
     names = [*WHOLE, *(["combined-1f1b"] if short.moe else [])]
     result = pj.explain(
         table, workload, system=system, schedules=names, launcher=launcher, memory_limit=130e9
@@ -1308,7 +1280,7 @@ def test_what_a_launcher_lacks_counts_for_a_combination_as_a_whole(model, launch
     for count, recompute in itertools.product((1, 2, 3, 4), ("none", "full")):
         for name in names[:1] if count == 1 else names[1:]:
             options = {} if count == 1 else {"stages_per_worker": count}
-            other = pj.schedules.build(name, **size, **options)
+            other = build(name, 4, 16, **options)
             changed = dataclasses.replace(workload, recompute=recompute)
             is_there = not pj.costing.launches(changed, other, launcher)[0].lacks
             if is_there and pj.memory_bytes(changed, other).max() <= 130e9:
@@ -1336,8 +1308,7 @@ def test_bridge_undoes_the_overlap_of_shared_experts_where_it_refuses_it(
     model, schedule, is_undone
 ):
     """Megatron-Bridge's comm_overlap.py asserts `not moe_shared_expert_overlap`."""
-    size = {"num_workers": 2, "num_microbatches": 8, "stages_per_worker": 2}
-    table = pj.schedules.build(schedule, **size)
+    table = build(schedule, 2, 8, stages_per_worker=2)
     spread = {"expert_parallel": 8, "data_parallel": 8}
     workload = pj.Workload(pj.load_model(model), minibatch=8, **spread)
     texts = {launch.launcher: launch.text for launch in pj.costing.launches(workload, table)}
@@ -1347,11 +1318,6 @@ def test_bridge_undoes_the_overlap_of_shared_experts_where_it_refuses_it(
     is_there = "model.moe_shared_expert_overlap=false" in bridge.text
     assert is_there == (schedule == "combined-1f1b")
     assert "shared-expert" not in megatron.text
-
-
-UNEVEN = ["-m", "llama3-70b", "-y", "h100", "--launcher", "torchtitan"]
-ONE_PIPE = ["-s", "1f1b", "-P", 4, "-M", 16, "--minibatch", 16]
-SHARDED = ["--data-parallel", 8, "--zero", 1, "--tensor-parallel", 8, "--sequence-parallel"]
 
 
 @pytest.mark.parametrize(

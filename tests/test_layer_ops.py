@@ -46,6 +46,11 @@ KINDS = [
     ("deepseek-v3", "moe"),
     ("gpt-oss-120b", "moe"),
 ]
+H100 = dataclasses.replace(pj.load_system("h100"), kernels=Kernels(priced=1.0), host=Host())
+MODEL = pj.load_model("gpt-22b")
+TABLE = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
+LAYERS = MODEL.layers / 4
+LAYOUT = Layout(tensor=8, sequence_parallel=1)
 
 
 def get_sum(ops, what):
@@ -222,8 +227,6 @@ def test_layouts_are_priced_as_one_batch():
 
 
 # activation memory of a microbatch, beyond the published table of a GPT
-
-
 def test_context_parallelism_divides_all_of_it():
     for name, kind in (("gpt3-175b", "dense"), ("deepseek-v3", "moe")):
         model = pj.load_model(name)
@@ -289,8 +292,6 @@ def test_all_experts_share_one_buffer_for_their_gradients():
 
 
 # time of kernels on the device and on the host
-
-
 SYSTEM = dataclasses.replace(
     pj.load_system("fast_nw_fast_cp"),
     peak_flops=300e12,
@@ -411,15 +412,6 @@ def test_the_embedding_exchanges_its_rows_once_each_way(shared):
 
 
 # exchanges of tensor parallelism that a backward in one pass hides beside its product_seconds
-
-
-H100 = dataclasses.replace(pj.load_system("h100"), kernels=Kernels(priced=1.0), host=Host())
-MODEL = pj.load_model("gpt-22b")
-TABLE = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
-LAYERS = MODEL.layers / 4
-LAYOUT = Layout(tensor=8, sequence_parallel=1)
-
-
 def costs(system, *, overlap):
     workload = pj.Workload(
         MODEL, 4, tensor_parallel=8, sequence_parallel=True, tensor_overlap=overlap

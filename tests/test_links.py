@@ -21,6 +21,18 @@ from pipejax.sweep.declaration import AXES
 F, B, L, X = 1.0, 2.0, 0.25, 3.0
 COSTS = pj.Costs(forward=F, backward=B, latency=L, transmit=X)
 GPIPE = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+CROSSED = [
+    ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
+    ["1RECV_F1", "1RECV_F0", "1F0", "1F1", "1B0", "1SEND_B0", "1B1", "1SEND_B1"],
+]
+OFFLOAD, LOAD = 4.0, 3.0
+OFFLOAD_COSTS = pj.Costs(forward=F, backward=B, recompute=F, offload=OFFLOAD, load=LOAD)
+SHARED = [["0F0", "0O0", "", "0L0", "0B0"], ["1F0", "1O0", "1L0", "1B0"]]
+CROSSED_OFFLOADS = [
+    ["", "0F1", "0O1", "0WAIT_O1", "0F0", "0B0", "0L1", "0B1"],
+    ["1F0", "1O0", "1L0", "1B0", "1F1", "1B1"],
+]
+TIMES = ["--stage-times", f"F={F},B={B},O={OFFLOAD},L={LOAD}"]
 
 
 def makespan(table, link, queues="worker"):
@@ -85,15 +97,8 @@ def test_head_of_line_blocking():
     round_trip = F + (L + X) + F + B + (L + X)
     assert makespan(second, "rendezvous") == round_trip + (L + X) + F + B + (L + X) + B
     assert makespan(first, "rendezvous") < makespan(second, "rendezvous")
-    by_direction = makespan(second, "rendezvous", "direction")
-    assert by_direction < makespan(second, "rendezvous")
+    assert makespan(second, "rendezvous", "direction") < makespan(second, "rendezvous")
     assert makespan(second, "delay") == makespan(first, "delay")  # the others ignore the cells
-
-
-CROSSED = [
-    ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
-    ["1RECV_F1", "1RECV_F0", "1F0", "1F1", "1B0", "1SEND_B0", "1B1", "1SEND_B1"],
-]
 
 
 @pytest.mark.parametrize("queues", ["worker", "pair", "direction"])
@@ -157,12 +162,6 @@ def test_all_reduce_runs_beside_compute_and_update_waits_for_it():
 
 
 # offloads and loads: when they run, what waits for them, who shares a host link
-
-
-OFFLOAD, LOAD = 4.0, 3.0
-OFFLOAD_COSTS = pj.Costs(forward=F, backward=B, recompute=F, offload=OFFLOAD, load=LOAD)
-
-
 def run(rows, costs=OFFLOAD_COSTS, **links):
     return pj.evaluate(pj.ScheduleTable.from_rows(rows), costs, link=pj.Links(**links))
 
@@ -170,9 +169,6 @@ def run(rows, costs=OFFLOAD_COSTS, **links):
 def times(result, text):
     """Start and finish of an op."""
     return next((bar.start, bar.finish) for bar in bars(result) if bar.label == text)
-
-
-SHARED = [["0F0", "0O0", "", "0L0", "0B0"], ["1F0", "1O0", "1L0", "1B0"]]
 
 
 def test_workers_may_share_a_host_link():
@@ -188,12 +184,6 @@ def test_workers_may_share_a_host_link():
     ]
     assert shared.makespan == F + 2 * OFFLOAD + 2 * LOAD + B
     assert run(SHARED, host_links=[[1], [0]]).makespan == alone.makespan
-
-
-CROSSED_OFFLOADS = [
-    ["", "0F1", "0O1", "0WAIT_O1", "0F0", "0B0", "0L1", "0B1"],
-    ["1F0", "1O0", "1L0", "1B0", "1F1", "1B1"],
-]
 
 
 def test_a_deadlock_on_a_shared_link_names_the_cycle():
@@ -230,9 +220,6 @@ def written(tmp_path):
     path = tmp_path / "shared.csv"
     pj.write_table(pj.ScheduleTable.from_rows(SHARED), path)
     return path
-
-
-TIMES = ["--stage-times", f"F={F},B={B},O={OFFLOAD},L={LOAD}"]
 
 
 def test_the_command_line_shares_host_links(answer, written):

@@ -255,8 +255,7 @@ def test_a_page_can_open_with_a_part_in_sight(alone, tmp_path, visit):
     assert not opened.page.get_by_label("critical path", exact=True).is_checked()
     opened.page.keyboard.press("0")
     opened.wait("location.hash === '#view=all'")
-    again = visit(path, "view=all")
-    assert seen(again)[0] == 0
+    assert seen(visit(path, "view=all"))[0] == 0
 
 
 def test_an_address_with_nonsense_opens_as_given(alone, visit):

@@ -15,8 +15,7 @@ def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     costs = pj.Costs(forward=[1.0, 1.0, 1.4, 1.0], backward=2.0)
-    text = pj.files.chrome_trace(pj.evaluate(table, costs))
-    (folder / "run.json").write_text(text)
+    (folder / "run.json").write_text(pj.files.chrome_trace(pj.evaluate(table, costs)))
     page = folder / "report.html"
     assert run(["trace", str(folder / "run.json"), "--schedules", "zb-h1", "--out", str(page)]) == 0
     return page
@@ -48,8 +47,6 @@ def test_a_report_fits_its_screen(report, browser, width, scheme):
 
 
 # the explorer in a cell of a notebook: its script, with a model in place of the notebook's
-
-
 CELL = """<!doctype html><div id="cell"></div><script type="module">
 import widget from "data:text/javascript;base64,{script}";
 const state = {{ page: {page}, height: 640, selected: "" }};

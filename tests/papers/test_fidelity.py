@@ -114,8 +114,7 @@ def test_the_figure_has_a_panel_for_each_table(result):
 
 
 def test_the_front_page_says_the_errors_of_today():
-    unseen = fidelity.predicted(measured_tables(unseen=True))
-    section = fidelity.by_class(unseen)
+    section = fidelity.by_class(fidelity.predicted(measured_tables(unseen=True)))
     for path in fidelity.SUMMARIES:
         text = path.read_text("utf-8")
         assert with_summary(text, section) == text

@@ -52,6 +52,8 @@ GRID = {
         },
     },
 }
+DRAWN = {"tornado"}  # of sensitivity.zarr
+ALL_DRAWN = DRAWN | {"best_schedule", "design_run_time", "jitter", "pareto", "timelines"}
 
 
 @pytest.fixture(scope="session")
@@ -199,10 +201,6 @@ def stores(space_store, elasticity, runs, shaken, tmp_path):
         data.to_zarr(tmp_path / f"{name}.zarr", zarr_format=2)
     shutil.copytree(space_store, tmp_path / "design_space.zarr")
     return tmp_path
-
-
-DRAWN = {"tornado"}  # of sensitivity.zarr
-ALL_DRAWN = DRAWN | {"best_schedule", "design_run_time", "jitter", "pareto", "timelines"}
 
 
 @pytest.mark.parametrize("names", [DRAWN, pytest.param(ALL_DRAWN, marks=pytest.mark.slow)])

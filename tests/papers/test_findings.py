@@ -32,6 +32,7 @@ from sweeps.tabular.settings import draw
 
 SEED = 20260101
 DOUBLE = {"F": 1.0, "B": 2.0}
+STRONGEST = Setting(Pipe("1.5B", 4, 24), 8, 0.75, NO_LINK)  # three activations
 
 
 def texts(table):
@@ -55,8 +56,6 @@ def built(name, workers, microbatches, **options):
 
 
 # (a) GPipe and 1F1B
-
-
 def by_hand(name, workers, microbatches):
     """Rows of GPipe and of 1F1B, written for this test alone."""
     rows = []
@@ -128,8 +127,6 @@ def test_the_checker_confirms_both_forms(link):
 
 
 # (d) regimes
-
-
 @functools.cache
 def waited(case, workers, microbatches, link):
     """A table and a run of it, whose messages take 1."""
@@ -228,8 +225,6 @@ def test_the_published_form_of_chimera(workers, microbatches):
 
 
 # (f) in-order queues
-
-
 def test_queues_cost_time_with_free_messages():
     table = built("chimera-asymmetric", 8, 16, slots={"F": 1, "B": 2})
     free = played(table, DOUBLE, 0.0)
@@ -273,10 +268,6 @@ def test_a_queue_per_pair_costs_nothing_at_random_times():
 
 
 # (b, g) one stage per worker under a memory limit
-
-STRONGEST = Setting(Pipe("1.5B", 4, 24), 8, 0.75, NO_LINK)  # three activations
-
-
 def replayed(table, times, message):
     """Makespan, and the most that a worker holds: times are of whole workers."""
     run = played(table, times, message)
@@ -364,8 +355,6 @@ def test_what_is_read_off_the_grid():
 
 
 # claims: one world in which all hold, and one change for each
-
-
 @pytest.fixture(scope="module")
 def link_data():
     with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True):
@@ -487,11 +476,8 @@ def test_every_figure_can_be_printed(world):
 
 
 # findings about training: closed forms of delays, ends of single runs
-
-
 def test_counted_delays_are_those_of_the_closed_forms():
-    counted = delays.sweep(stages=(2, 5, 8))
-    rows = judge(delays.CLAIMS, {"finding_delays": counted})
+    rows = judge(delays.CLAIMS, {"finding_delays": delays.sweep(stages=(2, 5, 8))})
     assert {row["verdict"] for row in rows if row["kind"] in COUNTED} == {"holds"}
 
 

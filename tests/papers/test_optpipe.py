@@ -73,8 +73,7 @@ def test_a_method_that_does_not_fit_has_no_makespan():
     assert math.isnan(result["1f1b"]["makespan"])
     assert (result["1f1b"]["peak"], result["ada-offload"]["peak"]) == (4.0, 2.0)
     fitting = by_method(plain, "1f1b")
-    times = SMALL.times
-    total = sum(times.values())
+    total = sum(SMALL.times.values())
     # P divides M: (M+P-1) T + (2(P-1)(M/P+1) - 2) c
     assert fitting["makespan"] == pytest.approx(11 * total + 16 * SMALL.message, rel=1e-12)
     assert not fitting["out_of_memory"]
@@ -358,8 +357,6 @@ def test_whole_backwards_take_as_long_and_come_as_one():
 
 
 # figures of the comparison, on results that are made up
-
-
 @pytest.fixture(scope="module")
 def grid():
     return made.grid()

@@ -52,6 +52,7 @@ FEW_SETTINGS = {
     "exchange": (ONCE, BY_UNIT),
     "inequality": (ALL_EQUAL, SLOW_LINK),
 }
+DIFFER = {"2d", "3e", "3f", "6b"}
 
 
 @pytest.fixture(scope="module")
@@ -248,9 +249,6 @@ def test_table_one_holds_both_outliers_and_the_memory(whole):
     assert rows["slow_nw_mid_cp"][3:5] == ("+2.33", "+2.33 (fitted to)")
     assert rows["slow_nw_fast_cp"][3:5] == ("-12.67", "-12.32")
     assert "of 80 GB" in tabular_table.note(whole)
-
-
-DIFFER = {"2d", "3e", "3f", "6b"}
 
 
 @pytest.fixture(scope="module")

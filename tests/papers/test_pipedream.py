@@ -36,6 +36,10 @@ from sweeps.pipedream.settings import (
 STEP_SIZES = {"pipedream": 1 / 16, "rpd delta=8": 1 / 8}
 START = 1e3
 SPREAD = np.array([0.9, 1.0, 1.1])  # of the seeds
+LOCAL = {"local-sgd H=2": 20.0, "local-sgd H=5": 23.0, "local-sgd H=30": 270.0}
+LOGISTIC = dict(zip(LOCAL, (0.0231, 0.0082, 0.178), strict=True))
+LANGUAGE = {"local-sgd H=1": 2.8, "local-sgd H=4": 2.5, "local-sgd H=8": 2.0}
+FALLING = {2: 1.3e-2, 4: 7e-3, 8: 6e-3, 16: 3e-3, 32: 1.6e-3, 64: 1.3e-3, 128: 1.4e-3}
 
 
 def dataset(final, *, minimum=0.0):
@@ -68,12 +72,6 @@ def dataset(final, *, minimum=0.0):
 
 def over(axis, parts):
     return xr.concat(parts.values(), xr.Variable(axis, list(parts)))
-
-
-LOCAL = {"local-sgd H=2": 20.0, "local-sgd H=5": 23.0, "local-sgd H=30": 270.0}
-LOGISTIC = dict(zip(LOCAL, (0.0231, 0.0082, 0.178), strict=True))
-LANGUAGE = {"local-sgd H=1": 2.8, "local-sgd H=4": 2.5, "local-sgd H=8": 2.0}
-FALLING = {2: 1.3e-2, 4: 7e-3, 8: 6e-3, 16: 3e-3, 32: 1.6e-3, 64: 1.3e-3, 128: 1.4e-3}
 
 
 @pytest.fixture(scope="module")
@@ -426,8 +424,7 @@ def test_missing_runs_of_other_depths_are_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(pipedream_runs, "EXPERIMENTS", {"two": (TINY, setting._replace(stages=4))})
     runs = list_runs("two", tmp_path, "")
     for run in runs:
-        part = dataset({run.label: 1e-2}).isel(scheme=0, drop=True)
-        part.to_zarr(run.path, zarr_format=2)
+        dataset({run.label: 1e-2}).isel(scheme=0, drop=True).to_zarr(run.path, zarr_format=2)
     data = together("two", runs)
     assert data.gap.sel(stages=4, scheme="rpd").isnull().all()
     assert not data.diverged.sel(stages=4, scheme="rpd").any()

@@ -27,6 +27,10 @@ from sweeps.pipedream.settings import AS_RUN, CAPTION
 
 SEEDS, SAMPLES = 3, 7
 NEVER = None  # rate of a scheme that diverges with every step size
+RATES = {"pipedream": 1.0, "local-sgd H=2": 0.6, "local-sgd H=5": 0.5, "local-sgd H=30": NEVER}
+STORES = [f"pipedream_{name}" for name in ("quadratic", "nesterov", "logistic", "language")]
+S, UPDATES, STEP_SIZES = 3, 60, (0.01, 0.1, 8.0)
+SIZES = {"dimension": 6, "num_batches": 5, "batch_size": 4, "seed": 0}
 
 
 def make_input(rates, until=8.0):
@@ -61,9 +65,6 @@ def many(dimension, parts):
 
 def get_lines(axes):
     return {line.get_label(): line for line in axes.lines}
-
-
-RATES = {"pipedream": 1.0, "local-sgd H=2": 0.6, "local-sgd H=5": 0.5, "local-sgd H=30": NEVER}
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +105,9 @@ def store(name, data=None):
     return read(runs, name).assign_attrs(store=name)
 
 
-STORES = [f"pipedream_{name}" for name in ("quadratic", "nesterov", "logistic", "language")]
-
-
 @pytest.mark.parametrize("name", STORES)
 def test_curves(name):
-    data = store(name)
-    figures = pipedream_curves.draw(data)
+    figures = pipedream_curves.draw(store(name))
     is_random = name == "pipedream_quadratic"
     assert list(figures) == ([name] if is_random else [name, f"{name}_updates"])
     axes = figures[name].axes[0]
@@ -168,12 +165,6 @@ def test_all_figures_can_be_printed(matched, scaled, machines):
 
 
 # figures of staleness and of the bound, on tiny datasets that the sweeps themselves make
-
-
-S, UPDATES, STEP_SIZES = 3, 60, (0.01, 0.1, 8.0)
-SIZES = {"dimension": 6, "num_batches": 5, "batch_size": 4, "seed": 0}
-
-
 @pytest.fixture(scope="module")
 def stale():
     return staleness_sweep.sweep(stages=(2, 3, 4), shown=(4, 2), messages=(0.0, 1.0))

@@ -14,6 +14,8 @@ from sweeps.published.accuracy import EACH, Accuracy, report
 from sweeps.published.recipes import IDEAS, RECIPES, Verdict, judge
 from sweeps.published.step_line import StepLine, median_times, on_one_line, step_line
 
+NAMED = {(recipe.model, recipe.system): recipe for recipe in RECIPES}
+
 
 def measured(name):
     return read_rows(DATA / "measured" / f"{name}.csv")
@@ -140,11 +142,6 @@ def test_differences_of_shares_are_in_points():
 
 
 # published recipes beside plans: what counts as held, and steps of recipes by another way
-
-
-NAMED = {(recipe.model, recipe.system): recipe for recipe in RECIPES}
-
-
 @pytest.mark.parametrize(
     ("place", "step_time", "holds"),
     [(IDEAS, 2.0, True), (None, 1.049, True), (None, 1.051, False)],

@@ -62,8 +62,7 @@ def data():
 @pytest.fixture(scope="module")
 def all_figures(data):
     scripts = (asymmetric, bubble_ratio, hanayo, memory, ranking, run_time)
-    figures = {name: figure for script in scripts for name, figure in script.draw(data).items()}
-    return figures
+    return {name: figure for script in scripts for name, figure in script.draw(data).items()}
 
 
 def test_every_figure_can_be_printed(all_figures):
