@@ -163,9 +163,8 @@ def get_memory(draw, run):
     """Activation memory of sizes by stage, or by stage and microbatch."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shape = (run.stages, run.microbatches)[: draw(st.sampled_from([1, 1, 2]))]
-    numbers = draw(
-        st.sampled_from([lambda: rng.choice([0, 0.25, 1], shape), lambda: rng.random(shape)])
-    )
+    draws = [lambda: rng.choice([0, 0.25, 1], shape), lambda: rng.random(shape)]
+    numbers = draw(st.sampled_from(draws))
     names = ("sizes", "weight_share", "checkpoints")
     options = {name: numbers() for name in names if draw(st.booleans())}
     return pj.analysis.activation_memory(run, **options)

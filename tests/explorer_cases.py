@@ -68,9 +68,8 @@ def explored(table, costs, link="delay", limits=None):
 
 
 def get_scene(text):
-    return json.loads(
-        re.search(r'<script type="application/json" id="scene">(.*?)</script>', text, re.DOTALL)[1]
-    )
+    pattern = r'<script type="application/json" id="scene">(.*?)</script>'
+    return json.loads(re.search(pattern, text, re.DOTALL)[1])
 
 
 def run_of_page(schedule, factors, model):

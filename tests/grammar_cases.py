@@ -100,10 +100,9 @@ def _graph(d):
     """Edges of a graph of stages without a circle, whatever their numbers; some stages join two."""
     stages = list(range(d.stages))
     order = d.rng.permutation(stages).tolist() if d.often(0.3) else stages
+    counts = [1 + d.often(0.4) for _ in range(1, d.stages)]
     edges = {
-        (order[d.rng.integers(k)], order[k])
-        for k in range(1, d.stages)
-        for _ in range(1 + d.often(0.4))
+        (order[d.rng.integers(k)], order[k]) for k, n in enumerate(counts, 1) for _ in range(n)
     }
     return d.rng.permutation(sorted(edges)).tolist()
 
@@ -118,11 +117,8 @@ def _kinds(d):
         first = d.mode == "own" and not kinds  # says which microbatches there are
         scope = "microbatch" if first else d.resolve_choice(OWNERS)
         lanes = LANES + ["host"] * (scope == "microbatch")
-        kind = {
-            "letters": letters,
-            "of": scope,
-            "lane": "compute" if first else d.resolve_choice(lanes),
-        }
+        kind = {"letters": letters, "of": scope}
+        kind["lane"] = "compute" if first else d.resolve_choice(lanes)
         if d.often(0.8):
             kind["time"] = f"of {letters}"
         if scope == "worker" and d.often(0.6):
@@ -133,9 +129,8 @@ def _kinds(d):
             kind["slot"] = int(d.rng.integers(1, 4))
         for moment in ("at_start", "at_end"):
             if d.often(0.3):
-                kind[moment] = {
-                    d.resolve_choice(parts): int(d.rng.integers(-2, 3)) for _ in range(2)
-                }
+                names = [d.resolve_choice(parts) for _ in range(2)]
+                kind[moment] = {name: int(d.rng.integers(-2, 3)) for name in names}
         kinds[letters] = kind
     return kinds, items
 
@@ -193,11 +188,7 @@ def _rules(d, grammar):
 def _ops(d, kinds):
     """Ops: (letters, stage or worker, microbatch); some kinds are not everywhere."""
     everywhere = [(s, m) for s in range(d.stages) for m in range(d.microbatches)]
-    shares = (
-        d.resolve_choice([0.0, 0.5, 1.0]),
-        d.resolve_choice([0.0, 0.3]),
-        d.resolve_choice([0.0, 0.3]),
-    )
+    shares = [d.resolve_choice(values) for values in ([0.0, 0.5, 1.0], [0.0, 0.3], [0.0, 0.3])]
     result = []
     for s, m in everywhere if d.mode != "own" else []:
         splits, recomputes, offloads = map(d.often, shares)
@@ -283,9 +274,8 @@ def _with_stages(d, grammar, placement, rows):
         for s in held if gathers else []:
             _gather(d, grammar, row, s)
         for _ in range(d.rng.integers(3) if held and d.often(0.3) else 0):
-            row.insert(
-                d.rng.integers(len(row) + 1), f"{d.resolve_choice(held)}{d.resolve_choice(letters)}"
-            )
+            cell = f"{d.resolve_choice(held)}{d.resolve_choice(letters)}"
+            row.insert(d.rng.integers(len(row) + 1), cell)
         for place in sorted(d.rng.integers(0, len(row) + 1, d.rng.integers(0, 3)), reverse=True):
             row.insert(int(place), "")
 
@@ -293,11 +283,8 @@ def _with_stages(d, grammar, placement, rows):
 def _gather(d, grammar, row, stage):
     """Gather the weights of a stage before its ops, and drop them in some gaps, or never gather."""
     ops = [grammar.split(text) for text in row]
-    used = [
-        k
-        for k, cell in enumerate(ops)
-        if (stage in [p for x, p, _ in cell if grammar.stage_cells(x)])
-    ]
+    served = [[place for x, place, _ in cell if grammar.stage_cells(x)] for cell in ops]
+    used = [k for k, places in enumerate(served) if stage in places]
     if d.often(0.3):
         return
     puts, last = [], -1  # (place before which it stands, letters)
@@ -350,9 +337,10 @@ def _table(d, pipes):
     data |= {"stage_shares": [], "kinds": [*kinds.values()], "items": items, "slices": d.slices}
     data |= {"forward_only": d.mode == "forward", "graph": d.graph}
     moved = ["UNSHARD", "REDUCE_GRAD"][: d.rng.integers(1, 3)][:: d.resolve_choice([1, -1])]
-    data["lanes"] = (
-        {k: d.resolve_choice(["net", "dma"]) for k in moved if d.often(0.8)} if d.often(0.4) else {}
-    )
+    is_moved = d.often(0.4)
+    data["lanes"] = {
+        k: d.resolve_choice(["net", "dma"]) for k in moved if is_moved and d.often(0.8)
+    }
     data["placement"], data["pipe_of_microbatch"] = _placement(d, pipes)
     table = Table(d.stages, d.microbatches, dict.fromkeys(_ops(d, kinds)))
     rules = [r for r in _rules(d, Grammar(data)) if _holds(data, r, table) or d.often(0.03)]
@@ -393,10 +381,8 @@ def _table(d, pipes):
 def _counted(grammar, rows):
     """Count the microbatches that workers compute."""
     ops = [op for row in rows for text in row if text for op in grammar.split(text)]
-    return 1 + max(
-        (m for letters, _, m in ops if letters in "FBIWR" or grammar.is_counted(letters)),
-        default=-1,
-    )
+    counted = (m for letters, _, m in ops if letters in "FBIWR" or grammar.is_counted(letters))
+    return 1 + max(counted, default=-1)
 
 
 @st.composite
@@ -425,9 +411,8 @@ def price(data, rng, *, by_microbatch=False):
     for letters, (name, scope) in get_fields(data).items():
         places = workers if scope == "worker" else stages
         if name not in options:
-            options[name] = values(
-                places, often=by_microbatch and scope != "stage" and letters != "A"
-            )
+            is_wide = by_microbatch and scope != "stage" and letters != "A"
+            options[name] = values(places, often=is_wide)
         if letters in ("A", "U") and rng.random() < 0.5:
             options[name] = options[name] * 0.0
     for name in MESSAGE_FIELDS:

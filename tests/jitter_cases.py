@@ -23,10 +23,8 @@ def make_costs(table):
     """Unequal costs, none of which is a round number."""
     rng = np.random.default_rng(0)
     stages, links = table.num_stages, (2, table.num_pipes, table.num_stages - 1)
-    ops = {
-        name: 1 + rng.random(stages)
-        for name in ("forward", "backward", "input_grad", "weight_grad")
-    }
+    names = ("forward", "backward", "input_grad", "weight_grad")
+    ops = {name: 1 + rng.random(stages) for name in names}
     return pj.Costs(
         **ops,
         latency=rng.random(links) / 9,

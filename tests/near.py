@@ -61,9 +61,8 @@ def near_tests(path):
     if path in FILES.values():
         return [path]
     if file.suffix == ".py":
-        return helper_tests(
-            file.stem if path.startswith("tests/") else str(file.parent).replace("/", r"\.")
-        )
+        is_helper = path.startswith("tests/")
+        return helper_tests(file.stem if is_helper else str(file.parent).replace("/", r"\."))
     name = file.parts[2] if path.startswith("tests/data/") else file.name
     return matching_tests(f'["/]{re.escape(name)}')
 

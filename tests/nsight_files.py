@@ -92,9 +92,8 @@ def write_export(path, processes, *, utc=0, lacks=(), old=False, binary=False, t
             row |= {"contextId": 1, "streamId": kernel.stream, "correlationId": k}
             row |= {"globalPid": above}
             if isinstance(kernel.name, int):
-                rows["CUPTI_ACTIVITY_KIND_MEMCPY"].append(
-                    row | {"bytes": 8, "copyKind": kernel.name}
-                )
+                copies = rows["CUPTI_ACTIVITY_KIND_MEMCPY"]
+                copies.append(row | {"bytes": 8, "copyKind": kernel.name})
             else:
                 code = text_id(kernel.name)
                 row |= {"demangledName": code, "shortName": code}

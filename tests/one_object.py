@@ -100,9 +100,8 @@ def make_links(draw, table):
     """Draw links: the model, its queues, shared host links and what `carried` draws."""
     model = draw(LINKS)
     groups = draw(strategies.host_links(table.num_workers)) if table.offloads else ()
-    return pj.Links(
-        model, draw(QUEUES), groups, **draw(strategies.carried(model, table.num_workers))
-    )
+    more = draw(strategies.carried(model, table.num_workers))
+    return pj.Links(model, draw(QUEUES), groups, **more)
 
 
 @st.composite
@@ -237,17 +236,13 @@ def _jitter(options):
 
 def _periods(options):
     """As it is, grown by periods, and what each further microbatch takes, of the first costs."""
-    program, costs, step = (
-        options.program,
-        options.rows[0],
-        steady_state(options.program).microbatches,
-    )
+    program, costs = options.program, options.rows[0]
+    step = steady_state(program).microbatches
 
     def far(more):
         count = options.table.num_microbatches + more
-        return pj.analysis.extrapolated_makespans(
-            program, alone(costs), num_microbatches=count, batch_size=1
-        ).item()
+        how = {"num_microbatches": count, "batch_size": 1}
+        return pj.analysis.extrapolated_makespans(program, alone(costs), **how).item()
 
     slope = (far(2 * FAR * step) - far(FAR * step)) / (FAR * step)
     result = pj.cycle_time(program, alone(costs), batch_size=1).item()

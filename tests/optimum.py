@@ -249,10 +249,8 @@ class Search:
         ends = self.pipes.placement[pipe][boundary : boundary + 2]
         if ends[0] == ends[1]:
             return 0
-        return (
-            self.pipes.lag[direction][pipe][boundary]
-            + self.pipes.transmit[direction][pipe][boundary]
-        )
+        lag, transmit = self.pipes.lag[direction], self.pipes.transmit[direction]
+        return lag[pipe][boundary] + transmit[pipe][boundary]
 
     def end(self, ends):
         """End of the step: all-reduces one at a time on a worker, in the best order; updates."""

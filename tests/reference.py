@@ -83,9 +83,8 @@ def listed_seconds(costs, table):
     """Seconds as a certificate lists them; what is not given takes none."""
     stages, workers = range(table.num_stages), range(len(table.rows))
     places = dict.fromkeys((*TIMED, *table.rules.kinds), stages)
-    places |= {
-        x: [f"worker {w}" for w in workers] for x in places if table.rules.scope(x) == "worker"
-    }
+    scope = table.rules.scope
+    places |= {x: [f"worker {w}" for w in workers] for x in places if scope(x) == "worker"}
     seconds = {x: [costs.op.get((x, place), 0.0) for place in at] for x, at in places.items()}
     boundaries = range(len(table.rules.graph) or table.num_stages - 1)
     for key in ("latency", "transmit"):

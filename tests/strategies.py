@@ -76,9 +76,8 @@ def tables(
     for row in rows:  # idle cells mean order only
         for place in sorted(rng.integers(0, len(row) + 1, rng.integers(0, 3)), reverse=True):
             row.insert(int(place), "")
-    table = pj.ScheduleTable.from_rows(
-        rows, placement=placement, pipe_of_microbatch=microbatch_pipes, name="random"
-    )
+    where = {"placement": placement, "pipe_of_microbatch": microbatch_pipes}
+    table = pj.ScheduleTable.from_rows(rows, **where, name="random")
     return table, rows
 
 

@@ -48,9 +48,8 @@ def declare(folder):
 def write_grid(folder):
     """Write the grid into a folder, as a declared sweep."""
     path = folder / "grid.toml"
-    system = (
-        '[system]\nnetwork.bandwidth_GB_per_s = {from = 1, to = 100, points = 10, scale = "log"}'
-    )
+    bandwidth = '{from = 1, to = 100, points = 10, scale = "log"}'
+    system = f"[system]\nnetwork.bandwidth_GB_per_s = {bandwidth}"
     rows = "\n".join(f"{key} = {json.dumps(x)}" for key, x in GRID.items() if key != "system")
     path.write_text(f"{rows}\n{system}\n")
     return path

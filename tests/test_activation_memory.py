@@ -19,9 +19,8 @@ from pipejax.schedules.table.held_activations import (
 )
 
 THIRD = Fraction(1, 3)
-COSTS = pj.Costs(
-    forward=1.0, backward=2.0, input_grad=1.0, weight_grad=1.0, recompute=1.0, offload=3.0, load=2.0
-)
+SECONDS = {"forward": 1.0, "backward": 2.0, "input_grad": 1.0, "weight_grad": 1.0}
+COSTS = pj.Costs(**SECONDS, recompute=1.0, offload=3.0, load=2.0)
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
 TIMES = ["--stage-times", "F=1,I=1,W=1"]
 LLAMA = pj.load_model("llama3-70b")  # h 8192, 64 heads, 8 of keys and values, MLP 28672
@@ -45,9 +44,8 @@ def check_rows_against_time(table, costs, seed):
     whole, inputs = 8.0 * rng.integers(1, 9, (2, table.num_stages))
     shares = rng.integers(0, 9, table.num_stages) / 8
     at_work = 8.0 * rng.integers(0, 9, (3, table.num_stages))
-    memory = pj.analysis.activation_memory(
-        run, sizes=whole, weight_share=shares, checkpoints=inputs, at_work=at_work
-    )
+    how = {"sizes": whole, "weight_share": shares, "checkpoints": inputs, "at_work": at_work}
+    memory = pj.analysis.activation_memory(run, **how)
     sizes = np.stack([whole, shares * whole, inputs, *at_work])
     assert memory.peak.tolist() == peaks_of_rows(table, sizes)
 
@@ -66,9 +64,8 @@ def test_random_rows_say_what_the_run_says(case, seed):
 
 
 def get_memory(row, costs, **options):
-    return pj.analysis.activation_memory(
-        pj.evaluate(pj.ScheduleTable.from_rows([row]), costs), **options
-    )
+    run = pj.evaluate(pj.ScheduleTable.from_rows([row]), costs)
+    return pj.analysis.activation_memory(run, **options)
 
 
 def test_a_wait_bounds_the_memory_whatever_the_times_are():
@@ -92,10 +89,8 @@ def test_thirds_add_up_to_whole_numbers():
 
 def test_evaluate_prints_the_peak_and_when(answer, call):
     memory = answer("evaluate", *ONE, *TIMES)["activation_memory"]
-    assert (memory["unit"], memory["weight_share"], memory["peak"]) == (
-        *("activations", 1 / 3),
-        [4, 3, 2, 1],
-    )
+    assert [memory[key] for key in ("unit", "weight_share")] == ["activations", 1 / 3]
+    assert memory["peak"] == [4, 3, 2, 1]
     given_sizes = ["--weight-share", "1", "--activation-sizes", "2,1,1,1"]
     held = answer("evaluate", *ONE, *TIMES, *given_sizes)
     assert held["activation_memory"]["peak"][0] == 2 * held["peak_in_flight"][0]
@@ -205,9 +200,8 @@ def test_experts_at_work():
     model, table = pj.load_model("mixtral-8x7b"), prefill(4, 8)
     layer = 2 * 4096 * (6 * 4096 + 2048 + 2 * 2 * 4096 + 2 * 3 * 14336)
     assert at_work(pj.Workload(model, 1), table)[1] == pytest.approx(layer)
-    np.testing.assert_allclose(
-        caches(pj.Workload(model, 1), table), 8 * 2 * 1024 * model.sequence * 2
-    )
+    cached = caches(pj.Workload(model, 1), table)
+    np.testing.assert_allclose(cached, 8 * 2 * 1024 * model.sequence * 2)
 
 
 def test_dropout_has_no_masks_and_scores_grow_with_the_chunk():

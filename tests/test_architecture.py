@@ -163,12 +163,8 @@ def test_schedules_are_built_without_jax():
 
 
 def test_no_two_classes_have_one_name():
-    names = [
-        node.name
-        for path in FILES
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.ClassDef)
-    ]
+    nodes = [node for path in FILES for node in ast.walk(parsed(path))]
+    names = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
     assert sorted(names) == sorted(set(names))
 
 

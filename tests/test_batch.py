@@ -72,9 +72,8 @@ def one_by_one(program, costs, size):
     singles = [part(costs, k) for k in range(size)]
     results = [_value_and_grad(program, single) for single in singles]
     values = np.array([value for value, _ in results])
-    return values, {
-        name: np.stack([np.asarray(getattr(g, name)) for _, g in results]) for name in FIELDS
-    }
+    slopes = [g for _, g in results]
+    return values, {name: np.stack([getattr(slope, name) for slope in slopes]) for name in FIELDS}
 
 
 @given(data=st.data(), link=LINKS, seed=st.integers(0, 2**32 - 1))
@@ -218,9 +217,8 @@ def test_float64_is_what_arrays_ask_for_and_what_numbers_have():
             values, counts = pj.makespans_and_grad(program, costs, batch_size=2)
             for result in (pj.makespans(program, costs, batch_size=2), values):
                 assert result.dtype == dtype
-                assert result.tolist() == pytest.approx(
-                    [exact] * 2, rel=1e-15 if dtype is np.float64 else 0.02
-                )
+                rel = 1e-15 if dtype is np.float64 else 0.02
+                assert result.tolist() == pytest.approx([exact] * 2, rel=rel)
             assert counts.forward.tolist() == [19.0, 19.0]
             entry = jax.tree.map(lambda leaf: leaf if np.ndim(leaf) == 0 else leaf[0], costs)
             for result in (
@@ -296,9 +294,8 @@ def test_batches_of_any_size(size, temperature, monkeypatch):
         result = np.asarray(getattr(counts, field))
         assert result.shape == np.shape(getattr(costs, field))
         np.testing.assert_allclose(result[rows], getattr(fewer, field), rtol=1e-9, atol=1e-12)
-    monkeypatch.setattr(
-        "pipejax.engine.batched.makespans.MIN_UNCOPIED_NUMBERS", 0 if size > 128 else 10**9
-    )
+    copied = "pipejax.engine.batched.makespans.MIN_UNCOPIED_NUMBERS"
+    monkeypatch.setattr(copied, 0 if size > 128 else 10**9)
     # threads even for a short program
     monkeypatch.setattr("pipejax.engine.batched.interpreter.MIN_WORK_OF_THREAD", 1)
     again, others = run(costs)
@@ -359,9 +356,8 @@ def test_smooth_makespan_is_log_sum_exp_over_predecessors():
     for v in range(1, program.num_nodes):
         edges = zip(program.preds[v].tolist(), node.lag[v].tolist(), strict=True)
         arrivals = [values[u] + lag for u, lag in edges if u or lag] or [0.0]
-        values[v] = node.duration[v] + temperature * np.logaddexp.reduce(
-            np.array(arrivals) / temperature
-        )
+        latest = temperature * np.logaddexp.reduce(np.array(arrivals) / temperature)
+        values[v] = node.duration[v] + latest
     sinks = set(range(1, program.num_nodes)) - set(program.preds.ravel().tolist())
     expected = temperature * np.logaddexp.reduce([values[v] / temperature for v in sinks])
     costs = pj.Costs(forward=np.ones(1), backward=2.0, transmit=0.25)
@@ -596,6 +592,5 @@ except ValueError as error:
     print(error)
 """
     flags = "--xla_force_host_platform_device_count=2"
-    assert "forward lies on several devices as" in output(
-        run_process(["-c", code], XLA_FLAGS=flags)
-    )
+    shown = output(run_process(["-c", code], XLA_FLAGS=flags))
+    assert "forward lies on several devices as" in shown

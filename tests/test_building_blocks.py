@@ -163,9 +163,8 @@ def get_told(table, costs, **options):
 
 def pipe_with_link(microbatches):
     table = build("1f1b", 3, microbatches)
-    costs = pj.Costs(
-        forward=[3.0, 4.0, 3.5], input_grad=[3.0, 3.5, 4.0], weight_grad=2.0, offload=6.0, load=5.0
-    )
+    times = {"forward": [3.0, 4.0, 3.5], "input_grad": [3.0, 3.5, 4.0], "weight_grad": 2.0}
+    costs = pj.Costs(**times, offload=6.0, load=5.0)
     return table, costs
 
 

@@ -142,10 +142,8 @@ def test_a_program_holds_its_costs_per_microbatch_once():
 def test_memory_of_microbatches_that_differ(name):
     table = pj.schedules.build(name, num_workers=2, num_microbatches=6)
     stages, rng = table.num_stages, np.random.default_rng(0)
-    run = pj.evaluate(
-        table,
-        pj.costing.scaled_costs(pj.Costs(forward=1.0, backward=2.0), table, microbatches=range(6)),
-    )
+    costs = pj.Costs(forward=1.0, backward=2.0)
+    run = pj.evaluate(table, pj.costing.scaled_costs(costs, table, microbatches=range(6)))
     size, share = rng.random(stages), rng.random(stages)
     alike = pj.analysis.activation_memory(run, sizes=size, weight_share=share)
     wide = np.repeat(size[:, None], 6, axis=1)
@@ -153,9 +151,8 @@ def test_memory_of_microbatches_that_differ(name):
     np.testing.assert_array_equal(alike.held, same.held)
     assert same.sizes.shape == (stages, 6)
     differing = rng.random((stages, 6))
-    memory = pj.analysis.activation_memory(
-        run, sizes=differing, weight_share=np.repeat(share, 6).reshape(-1, 6)
-    )
+    shares = np.repeat(share, 6).reshape(-1, 6)
+    memory = pj.analysis.activation_memory(run, sizes=differing, weight_share=shares)
     assert all(memory.curve(worker)[1][-1] == 0 for worker in range(2))  # to the last bit
     claimed = json.loads(json.dumps(pj.certificate(run, memory=memory)))
     assert pj.verify(claimed).problems == ()

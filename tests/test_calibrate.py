@@ -1,6 +1,7 @@
 """A calibration finds the numbers that its rows were made with, and says what it does not know."""
 
 import dataclasses
+import itertools
 import json
 import re
 
@@ -109,12 +110,8 @@ def test_the_command_writes_a_system_that_predicts_the_same(result_case, data, t
     options = ["--system", "a100", "--fit", ",".join(FIT), "--hold-out", "group:t"]
     message = answer("calibrate", str(data), *options, "--out", str(out))
     assert {"parameters", "fit", "held_out", "outliers"} <= set(message)
-    assert set(message["parameters"]["host.step"]) == {
-        "value",
-        "unit",
-        "standard_error",
-        "identified",
-    }
+    keys = ["identified", "standard_error", "unit", "value"]
+    assert sorted(message["parameters"]["host.step"]) == keys
     fitted = pj.load_system(out)
     assert fitted.calibration.rows == 54
     assert [band.percent for band in fitted.calibration.bands] == [80]
@@ -223,9 +220,8 @@ def test_rows_of_two_kinds_are_told(data, a100):
     seconds = StepTimes(rows).predict(a100)
     for factor, message in ((1.0, []), (2.0, ["6 of 8 rows take about 2 times as long"])):
         wrong = np.where(np.arange(8) % 5 < 3, factor, 1.0)
-        result = pj.calibrate(
-            rows.with_columns(seconds=seconds * wrong), a100, fit=["network.latency"]
-        )
+        changed = rows.with_columns(seconds=seconds * wrong)
+        result = pj.calibrate(changed, a100, fit=["network.latency"])
         assert [remark.split(",")[0] for remark in result.remarks] == message
 
 
@@ -269,9 +265,8 @@ def test_whitened_parameters_are_numbers_within_their_limits(plain_a100):
     values = parameters.values(points)
     assert (values > 0).all()
     assert (values < parameters.limit).all()
-    np.testing.assert_allclose(
-        parameters.values(np.zeros((1, len(parameters.names))))[0], parameters.centre
-    )
+    centre = parameters.values(np.zeros((1, len(parameters.names))))[0]
+    np.testing.assert_allclose(centre, parameters.centre)
     moved = (parameters.values(points + 1e-6) - parameters.values(points - 1e-6)) / 2e-6
     np.testing.assert_allclose(parameters.slopes(points), moved, rtol=1e-6)
 
@@ -286,9 +281,8 @@ def test_a_number_of_the_system_comes_before_that_of_others(plain_a100):
     name, h100 = "collectives.latency", pj.load_system("h100")
     for system, centre in ((h100, 1e-5), (pj.load_system("mid_nw_mid_cp"), 4e-5)):
         for general in (False, True):  # known better than step times tell
-            assert parameters_with_priors(system, [name], general=general).centre.tolist() == [
-                centre
-            ]
+            numbers = parameters_with_priors(system, [name], general=general)
+            assert numbers.centre.tolist() == [centre]
     system_centre, others = (
         parameters_with_priors(plain_a100, ["host.step"], general=g).centre[0]
         for g in (False, True)
@@ -361,15 +355,11 @@ def test_the_numbers_that_made_the_times_are_found(machine, tmp_path):
 def test_only_links_that_rows_use_are_fitted(machine, tmp_path):
     rows = [row for row in measured(machine, [MESSAGE]) if row[2] == 1]
     result = pj.links.calibrate_links(read_collectives(write(tmp_path / "x.csv", rows)), machine)
-    assert {parameter.name for parameter in result.parameters} == {
-        "network.efficiency",
-        "network.latency",
-    }
+    names = {parameter.name for parameter in result.parameters}
+    assert names == {"network.efficiency", "network.latency"}
     near = [row for row in measured(machine, ["all_gather"]) if row[1] == row[2]]
     result = pj.links.calibrate_links(read_collectives(write(tmp_path / "x.csv", near)), machine)
-    assert not [
-        parameter.name for parameter in result.parameters if parameter.name.startswith("network")
-    ]
+    assert not [number for number in result.parameters if number.name.startswith("network")]
 
 
 def test_nccls_table_is_met_within_two_percent():
@@ -389,16 +379,12 @@ def test_rows_that_spread_count_less(machine, tmp_path):
     unsure = [(*row[:4], 2 * row[4], 1, 4 * row[4]) for row in measured(machine, [MESSAGE])]
     header = "kind,ranks,ranks_per_node,bytes,seconds,n,spread"
     rows = read_collectives(write(tmp_path / "x.csv", [*sure, *unsure], header))
-    result = {
-        parameter.name: parameter.value
-        for parameter in pj.links.calibrate_links(rows, machine).parameters
-    }
+    fitted = pj.links.calibrate_links(rows, machine).parameters
+    result = {number.name: number.value for number in fitted}
     assert result["network.efficiency"] == pytest.approx(TRUE["network.efficiency"], rel=0.01)
     none = rows._replace(variance=np.zeros_like(rows.variance))
-    pulled = {
-        parameter.name: parameter.value
-        for parameter in pj.links.calibrate_links(none, machine).parameters
-    }
+    fitted = pj.links.calibrate_links(none, machine).parameters
+    pulled = {number.name: number.value for number in fitted}
     assert pulled["network.efficiency"] < 0.9 * TRUE["network.efficiency"]
 
 
@@ -458,12 +444,8 @@ def test_the_command_fits_runs_beside_what_links_decide(tmp_path, answer, capsys
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     path = tmp_path_factory.mktemp("rows") / "rows.csv"
-    lines = [
-        f"{layers},{64 * layers},8,128,{t},2,{b},16,0.5"
-        for layers in (4, 8)
-        for t in (1, 2, 8)
-        for b in (1, 2)
-    ]
+    runs = itertools.product((4, 8), (1, 2, 8), (1, 2))
+    lines = [f"{layers},{64 * layers},8,128,{t},2,{b},16,0.5" for layers, t, b in runs]
     path.write_text(HEADER + "\n".join(lines))
     with pytest.warns():
         return read_rows(path)
@@ -490,9 +472,8 @@ def test_parts_cover_every_row_once(rows, hold_out, count, size):
 def test_a_group_is_left_out_as_a_whole(rows):
     for name, is_left_out in zip(*read_folds(rows, "group:h,b"), strict=True):
         hidden, size = map(int, re.findall(r"\d+", name))
-        np.testing.assert_array_equal(
-            is_left_out, (rows.column("hidden") == hidden) & (rows.microbatch_size == size)
-        )
+        is_named = (rows.column("hidden") == hidden) & (rows.microbatch_size == size)
+        np.testing.assert_array_equal(is_left_out, is_named)
 
 
 def test_few_rows_are_drawn_many_times(rows):

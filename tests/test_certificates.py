@@ -67,9 +67,8 @@ def test_bounds_are_those_of_the_search(data):
     asked["offload"] = data.draw(st.booleans())
     links = pj.Links("delay", host_links=data.draw(st.sampled_from([(), ((0, 1),)])))
     share = data.draw(st.sampled_from([0.0, 0.25, 0.5, 1.0]))
-    expected = np.array(
-        [max(sizes[pipe == worker].sum() for pipe in table.placement) for worker in range(2)]
-    )
+    held = [[sizes[pipe == worker].sum() for pipe in table.placement] for worker in range(2)]
+    expected = np.max(held, axis=1)
     limits = expected * data.draw(st.sampled_from([1, 1.5, 2, 100]))
     problem = build_problem(table, costs, limits, sizes, share, link=links, **asked)
     theirs = lower_bound(problem)
@@ -314,11 +313,7 @@ def is_near(first, second):
         return first.keys() == second.keys() and all(is_near(first[k], second[k]) for k in first)
     if isinstance(first, list):
         return len(first) == len(second) and all(map(is_near, first, second))
-    return (
-        first == second
-        if isinstance(first, str | None)
-        else first == pytest.approx(second, abs=1e-9)
-    )
+    return first == (second if isinstance(first, str | None) else pytest.approx(second, abs=1e-9))
 
 
 def is_true_run(changed):
@@ -444,9 +439,8 @@ def test_a_bound_that_cannot_be_derived_is_not_believed(by, claim):
 def claimed():
     """The certificate of a run with all that one can claim."""
     table = build("zb-h1", 3, 4)
-    costs = pj.Costs(
-        forward=1.0, input_grad=1.5, weight_grad=0.5, latency=0.25, transmit=1.0, all_reduce=2.0
-    )
+    times = {"forward": 1.0, "input_grad": 1.5, "weight_grad": 0.5, "all_reduce": 2.0}
+    costs = pj.Costs(**times, latency=0.25, transmit=1.0)
     bounds = dict.fromkeys(("worker", "stage", "memory chain", "solver", "path"), 12.0)
     run = pj.evaluate(table, costs, link="queued")
     return written(pj.certificate(run, limits=[3.0, 2.5, 2.0], lower_bounds=bounds))
@@ -642,7 +636,5 @@ def test_order_certifies_its_order(answer, tmp_path):
     result = answer("tune", "messages", *ONE, *TIMES, "--iterations", 2, "--certificate", path)
     message = answer("verify", path)
     assert (message["ok"], message["makespan"]) == (True, result["value"])
-    assert {bound["by"]: bound["checked"] for bound in message["bounds"]} == {
-        "path": True,
-        "queue": False,
-    }
+    checked = {bound["by"]: bound["checked"] for bound in message["bounds"]}
+    assert checked == {"path": True, "queue": False}

@@ -90,11 +90,8 @@ def test_rounding_makes_no_overlap(scale):
 
 def test_each_thing_is_on_a_track_of_its_name():
     events = make_trace(evaluated("pipe-offload", "rendezvous"))["traceEvents"]
-    names = {
-        (event["pid"], event["tid"]): event["args"]["name"]
-        for event in events
-        if event["name"] == "thread_name"
-    }
+    named = [event for event in events if event["name"] == "thread_name"]
+    names = {(event["pid"], event["tid"]): event["args"]["name"] for event in named}
     tracks = {
         (event["cat"], names[event["pid"], event["tid"]].split(" (")[0])
         for event in events
@@ -152,13 +149,11 @@ def test_lanes_of_a_table_are_tracks_and_slices_are_said():
     names = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"]
     assert names[:4] == ["compute", "collectives", "net", "host link"]
     assert {part["name"] for part in slices(trace, "net")} == {"0D0", "0D1", "1D0", "1D1"}
-    (part,) = [
-        p for p in slices(make_trace(evaluated("slices")), "compute") if p["name"] == "1F1.0"
-    ]
+    compute = slices(make_trace(evaluated("slices")), "compute")
+    (part,) = [part for part in compute if part["name"] == "1F1.0"]
     assert (part["args"]["microbatch"], part["args"]["slice"]) == (1, 0)
-    worker_tracks = [
-        p for p in slices(make_trace(evaluated("vocabulary")), "compute") if p["name"] == "S1"
-    ]
+    compute = slices(make_trace(evaluated("vocabulary")), "compute")
+    worker_tracks = [part for part in compute if part["name"] == "S1"]
     assert [p["pid"] for p in worker_tracks] == [0, 1]
     assert "stage" not in worker_tracks[0]["args"]
 

@@ -108,9 +108,8 @@ def test_how_many_chunks():
     times = {"fixed": 1e-3, "per_token": 1e-5, "per_pair": 5e-9}
     result = pj.search.chunks(4096, 4, **times)
     work = 1e-5 * 4096 + 5e-9 * 4096**2 / 2
-    assert result.lower_bound == pytest.approx(
-        min(k * 1e-3 + work + 3 * (1e-3 + work / k) for k in range(1, 65))
-    )
+    least = min(k * 1e-3 + work + 3 * (1e-3 + work / k) for k in range(1, 65))
+    assert result.lower_bound == pytest.approx(least)
     assert (result.gap < 1e-3, result.stopped) == (True, "gap")
     assert len(result.best.sizes) == result.best.table.grammar.slices
     assert pj.evaluate(result.best.table, result.best.costs).makespan == result.value
@@ -124,9 +123,8 @@ def test_a_search_ends_in_time():
 
 
 def test_sizes_are_of_multiples():
-    result = pj.search.chunks(
-        10_000, 4, num_chunks=6, multiple=64, fixed=1e-3, per_token=1e-5, per_pair=5e-9
-    )
+    times = {"fixed": 1e-3, "per_token": 1e-5, "per_pair": 5e-9}
+    result = pj.search.chunks(10_000, 4, num_chunks=6, multiple=64, **times)
     *first, last = result.best.sizes
     assert [n % 64 for n in first] == [0] * 5
     assert last == 10_000 - sum(first)

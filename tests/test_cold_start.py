@@ -115,10 +115,8 @@ def same(first, second):
 def test_trees_are_walked_as_jax_walks_them(name, on_host):
     tree = records()[name]
     paths = jax.tree_util.tree_leaves_with_path(tree)
-    last = [
-        jax.tree_util.keystr(path, simple=True, separator=".").rpartition(".")[2]
-        for path, _ in paths
-    ]
+    texts = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
+    last = [text.rpartition(".")[2] for text in texts]
     assert all(map(same, jax_on_demand.leaves(tree), jax.tree.leaves(tree)))
     assert [leaf_name for leaf_name, _ in jax_on_demand.named_leaves(tree)] == last
     ours = jax_on_demand.mapped(lambda first, second: np.add(first, second), tree, tree)
@@ -187,10 +185,8 @@ def test_processes_share_a_cold_cache(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     start = [sys.executable, "-c", CACHED]
     for _ in range(2):  # cold, then warm
-        runs = [
-            subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            for _ in range(4)
-        ]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        runs = [subprocess.Popen(start, **streams) for _ in range(4)]
         message = [run.communicate() for run in runs]
         assert {run.returncode for run in runs} == {0}, message
         assert len({out for out, _ in message}) == 1

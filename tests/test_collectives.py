@@ -17,9 +17,8 @@ from pipejax.costs.system.parts import ALGORITHMS
 from pipejax.costs.system.system import Collectives, data_file, system_names
 
 SYSTEM = pj.load_system("h100")
-LIBRARY = Collectives(
-    latency=3e-5, simple_latency=9e-5, low_latency_share=0.92, copies=3.4, halving=0.0
-)
+TERMS = {"latency": 3e-5, "simple_latency": 9e-5, "low_latency_share": 0.92, "copies": 3.4}
+LIBRARY = Collectives(**TERMS, halving=0.0)
 KINDS = (*PASSES, "all_to_all", "ring")
 # the axes of each group: which degrees it takes part in
 GROUPS = {"tensor": "t", "context": "c", "replicas": "cd"}
@@ -262,7 +261,6 @@ def test_groups_of_experts_are_those_of_all_ranks():
     groups = layout.layer_groups["expert"], layout.replica_groups[1]
     for group, replicas in zip(groups, (False, True), strict=True):
         result = group.count_ranks(gpus_per_node)
-        expected = [
-            counted(expert_members(case[:4], case[4], replicas=replicas), case[5]) for case in cases
-        ]
+        groups = [expert_members(case[:4], case[4], replicas=replicas) for case in cases]
+        expected = [counted(ranks, case[5]) for ranks, case in zip(groups, cases, strict=True)]
         np.testing.assert_array_equal(np.array(result).T, expected)

@@ -220,9 +220,8 @@ def test_timeline_is_consistent(link, data):
     critical = [bar for bar in all_bars if bar.is_critical]
     assert critical
     length = sum(bar.finish - bar.start for bar in critical)
-    waits = sum(
-        share for name, share in run.path_share.items() if name not in ("F", "B", "I", "W", "pair")
-    )
+    computed = ("F", "B", "I", "W", "pair")
+    waits = sum(share for name, share in run.path_share.items() if name not in computed)
     assert length == pytest.approx(run.makespan * (1 - waits))
 
 

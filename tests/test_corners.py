@@ -69,10 +69,8 @@ def test_lateness_is_an_objective():
 def test_rules_scale_what_they_name(data, pair):
     """On every node by itself, whichever worker of two pipes it runs on."""
     table = CHIMERA if pair is None else pj.read_table(data / "DualPipeV_4_8.csv")
-    stages, microbatches = (
-        np.arange(1.0, table.num_stages + 1),
-        np.arange(1.0 * table.num_microbatches),
-    )
+    stages = np.arange(1.0, table.num_stages + 1)
+    microbatches = np.arange(1.0 * table.num_microbatches)
     costs = pj.Costs(  # every shape that a leaf may have
         forward=stages,
         backward=stages[:, None] + microbatches,
@@ -98,19 +96,13 @@ def test_rules_scale_what_they_name(data, pair):
         if pair is not None and rules in ("F@stage1*2", "compute@microbatch3*2"):
             continue  # a pair's time is by the stage and microbatch of its forward
         result = pj.evaluate(table, pj.costing.scaled_costs(costs, table, rules), link="queued")
-        factor = (
-            result.node_duration[plain.node_duration > 0]
-            / plain.node_duration[plain.node_duration > 0]
-        )
-        assert factor.tolist() == np.where(scaled, 2.0, 1.0)[plain.node_duration > 0].tolist(), (
-            rules
-        )
-    boundary = np.minimum(
-        sent.stage, np.where(sent.phase == pj.Phase.SEND_F, sent.stage, sent.stage - 1)
-    )
-    result = pj.evaluate(
-        table, pj.costing.scaled_costs(costs, table, "transmit@boundary1*2"), link="queued"
-    )
+        is_timed = plain.node_duration > 0
+        factor = result.node_duration[is_timed] / plain.node_duration[is_timed]
+        assert factor.tolist() == np.where(scaled, 2.0, 1.0)[is_timed].tolist(), rules
+    is_forth = sent.phase == pj.Phase.SEND_F
+    boundary = np.minimum(sent.stage, np.where(is_forth, sent.stage, sent.stage - 1))
+    slower = pj.costing.scaled_costs(costs, table, "transmit@boundary1*2")
+    result = pj.evaluate(table, slower, link="queued")
     factor = result.node_duration[sent.carrier] / plain.node_duration[sent.carrier]
     assert factor.tolist() == np.where(boundary == 1, 2.0, 1.0).tolist()
     twice = pj.costing.scaled_costs(costs, table, "transmit*2, transmit@boundary1*2, latency*3")

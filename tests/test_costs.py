@@ -165,9 +165,8 @@ class TestTrees:
             assert np.dot(slopes(1.0, 2.0), [1.0, 2.0]) == 27.0  # Euler
             many = jax.vmap(make)(jnp.ones(3), jnp.full(3, 2.0))
             assert pj.makespans(program, many).tolist() == [27.0] * 3
-        assert {
-            leaf.shape for leaf in jax.tree.leaves(jax.vmap(uniform)(jnp.ones(3), jnp.ones(3)))
-        } == {(3,)}
+        mapped = jax.tree.leaves(jax.vmap(uniform)(jnp.ones(3), jnp.ones(3)))
+        assert {leaf.shape for leaf in mapped} == {(3,)}
 
 
 FORBIDDEN = {

@@ -112,9 +112,8 @@ def test_a_recorded_job_is_dealt_near_its_bound(recorded):
     for result, costs in zip(all_deals, batches, strict=True):
         check(result, table, costs, "blocking", 8)
         assert result.baselines["greedy with order"] < result.baselines["greedy"]
-        assert (
-            result.value < result.baselines["greedy with order"] < 0.9 * result.baselines["given"]
-        )
+        plain, greedy = (result.baselines[name] for name in ("given", "greedy with order"))
+        assert result.value < greedy < 0.9 * plain
         assert 0 < result.gap < 0.04
 
 
@@ -169,7 +168,6 @@ def test_a_sender_that_is_held_is_part_of_the_bound():
     table = build("1f1b", 2, 3)
     forward = np.array([[0.0] * 3, [10.0, 20.0, 30.0]])
     costs = pj.Costs(forward=forward, backward=0.0, transmit=1.0)
-    result = {
-        link: order_bound(table, costs, Links.resolve(link)) for link in ("delay", "blocking")
-    }
+    links = {name: Links.resolve(name) for name in ("delay", "blocking")}
+    result = {name: order_bound(table, costs, link) for name, link in links.items()}
     assert result == {"delay": 1 + 60 + 1, "blocking": 1 + 60 + 2 + 1}

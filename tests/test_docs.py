@@ -94,10 +94,8 @@ def keys_on(page, first):
     ],
 )
 def test_the_page_on_models_has_every_key_and_default(page, first, record):
-    fields = {
-        MODEL_KEYS.get(field.name, field.name): field.default
-        for field in dataclasses.fields(record)
-    }
+    names = {field.name: field.default for field in dataclasses.fields(record)}
+    fields = {MODEL_KEYS.get(name, name): default for name, default in names.items()}
     shown = keys_on(page, first)
     assert set(shown) == set(fields)
     for key, default in fields.items():

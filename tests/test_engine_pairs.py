@@ -1,6 +1,7 @@
 """Every way to a makespan equals a NumPy run to the last bit, over registry and link models."""
 
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -113,11 +114,8 @@ def check(way, name, link):
 def sample(ways, step):
     """Return cases in which every way meets every link model, with one schedule in `step`."""
     names = list(WHOLE)
-    return [
-        (way, link, names[(j + k) % step :: step])
-        for j, way in enumerate(ways)
-        for k, link in enumerate(LINKS)
-    ]
+    cases = itertools.product(enumerate(ways), enumerate(LINKS))
+    return [(way, link, names[(j + k) % step :: step]) for (j, way), (k, link) in cases]
 
 
 CASES = [*sample([*WAYS][:1], 6), *sample([*WAYS][1:], 12)]

@@ -190,9 +190,8 @@ def test_a_missing_package_is_said_before_the_work(name, without, mistake, monke
 @pytest.mark.parametrize("name", ["cyclopts", pytest.param("rich", marks=pytest.mark.slow)])
 def test_the_command_line_says_what_it_needs(name):
     code = f"import sys; sys.modules[{name!r}] = None; from pipejax.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "schedules"], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", code, "schedules"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     needed = f"error: the command line needs {name}: pip install 'pipejax[cli]'\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", needed)
 

@@ -132,10 +132,8 @@ def test_layouts_tie_within_the_spread_of_errors():
 @pytest.fixture(scope="module")
 def layouts():
     choices = {"tensor": [2], "pipeline": [2], "zero": [1, 3], "recompute": ["none"]}
-    more = {
-        "choices": choices | {"edge_units": [0], "microbatch_size": [1], "context": [1]},
-        "overlap": 1,
-    }
+    choices |= {"edge_units": [0], "microbatch_size": [1], "context": [1]}
+    more = {"choices": choices, "overlap": 1}
     return lambda system, **options: pj.plan(
         "llama3-8b", system, gpus=8, minibatch=8, schedules=["1f1b"], **more, **options
     )
@@ -275,9 +273,8 @@ def test_evaluate_and_plan_say_that_a_launcher_is_not_measured(call):
     planned = ("--gpus", 8, "--pipeline", 2, "--tensor", 1)
     for line in (("evaluate", "-s", "1f1b", "-P", 4, "-M", 16), ("plan", *planned)):
         text = " ".join(call(*line, *job)[1].split())
-        assert (
-            "your run differs: DeepSpeed with kernels priced as those of megatron-core-2024" in text
-        )
+        words = "your run differs: DeepSpeed with kernels priced as those of megatron-core-2024"
+        assert words in text
 
 
 @pytest.mark.parametrize(

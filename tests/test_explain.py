@@ -403,9 +403,8 @@ def test_the_cost_of_microbatches_is_that_of_means_in_the_whole_run(schedule, li
     names = ("forward", "input_grad", "weight_grad")
     costs = pj.Costs(**dict.fromkeys(names, lengths), transmit=0.4, update=1.0)
     run = pj.evaluate(table, costs, link=link)
-    equal = pj.evaluate(
-        table, pj.Costs(**dict.fromkeys(names, even), transmit=0.4, update=1.0), link=link
-    )
+    means = pj.Costs(**dict.fromkeys(names, even), transmit=0.4, update=1.0)
+    equal = pj.evaluate(table, means, link=link)
     (fault,) = (f for f in find_faults(run) if f.kind == "uneven microbatches")
     assert fault.seconds == pytest.approx(run.makespan - equal.makespan, rel=1e-9)
     (part,) = (part for part in step_parts(run) if part.name == "uneven microbatches")
@@ -664,9 +663,8 @@ def test_halves_of_a_backward_are_said(answer, tmp_path):
                 row["assumes"]
                 == "input gradient (I) and weight gradient (W) each take half of the backward (B)"
             ) == is_split
-        assert answer("evaluate", "-s", "zb-h1", *size)["assumes"].startswith(
-            "input gradient (I) and weight"
-        )
+        assumes = answer("evaluate", "-s", "zb-h1", *size)["assumes"]
+        assert assumes.startswith("input gradient (I) and weight")
         assert "assumes" not in answer("evaluate", "-s", "1f1b", *size)
 
 
@@ -818,9 +816,8 @@ def test_less_recomputation_is_tried_with_settings_that_save_memory(model, syste
     zeros = (0, 1, 2, 3) if workload.data_parallel > 1 else (0,)
     seconds = []
     for recompute, sequence, zero in itertools.product(("none", "selective"), (False, True), zeros):
-        other = dataclasses.replace(
-            workload, recompute=recompute, sequence_parallel=sequence, zero=zero
-        )
+        changes = {"recompute": recompute, "sequence_parallel": sequence, "zero": zero}
+        other = dataclasses.replace(workload, **changes)
         if np.all(pj.memory_bytes(other, table) <= result.memory.limit):
             seconds.append(pj.evaluate(table, pj.stage_costs(other, system, table)).step_time)
     remedy = next(r for r in result.remedies if r.what.startswith("recomputation"))
@@ -951,9 +948,8 @@ def test_gaps_of_an_order_come_first_and_a_built_in_order_fills_them(
     forward[1] = 1.1
     path, costs = tmp_path / "few.csv", tmp_path / "costs.json"
     pj.write_table(table, path)
-    costs.write_text(
-        json.dumps({"unit": "seconds", "F": forward.tolist(), "B": (2 * forward).tolist()})
-    )
+    times = {"unit": "seconds", "F": forward.tolist(), "B": (2 * forward).tolist()}
+    costs.write_text(json.dumps(times))
     line = ("explain", "-t", path, "-C", costs)
     result, text = answer_and_text(*line, "--details")
     lines = text.splitlines()
@@ -1056,9 +1052,8 @@ def test_reports_count_single_things_in_the_singular(call, workers, count):
 def test_a_slow_worker_of_a_single_stage_has_no_stages(call, options, place):
     worker = options[3] - 1
     slow = ("--stragglers", f"{worker}=1.5", "-W", "F=1ms,B=2ms", "-M", 8)
-    assert f"{place} takes 1.5 times" in " ".join(
-        call("explain", *options, *slow, "--details")[1].split()
-    )
+    text = " ".join(call("explain", *options, *slow, "--details")[1].split())
+    assert f"{place} takes 1.5 times" in text
 
 
 @pytest.mark.parametrize(

@@ -43,23 +43,17 @@ def test_factors_scale_what_is_given():
     factors = {"F": 1.3, "I": 0.5, "W": 2.0, "latency": 3.0, "transmit": 0.0}
     assert [f["key"] for f in scene["factors"]] == [*factors]
     finish, _, _ = run_of_page(scene["schedules"][0], factors.values(), "rendezvous")
-    scaled = pj.Costs(
-        forward=1.3 * np.array([1.0, 1.5, 2.0]), input_grad=0.55, weight_grad=1.4, latency=0.1 * 3.0
-    )
-    assert finish.max() == pytest.approx(
-        pj.evaluate(table, scaled, link="rendezvous").makespan, rel=1e-12
-    )
+    times = {"forward": 1.3 * np.array([1.0, 1.5, 2.0]), "input_grad": 0.55, "weight_grad": 1.4}
+    scaled = pj.Costs(**times, latency=0.1 * 3.0)
+    expected = pj.evaluate(table, scaled, link="rendezvous").makespan
+    assert finish.max() == pytest.approx(expected, rel=1e-12)
 
 
 def test_messages_that_take_no_time_have_a_slider_that_stands_at_zero():
     table, costs = build_case("free messages")
     scene = get_scene(page([explored(table, costs)]))
-    assert scene["factors"][-1] == {
-        "key": "transmit",
-        "name": "message",
-        "initial": 0.0,
-        "largest": 1.0,
-    }
+    factor = {"key": "transmit", "name": "message", "initial": 0.0, "largest": 1.0}
+    assert scene["factors"][-1] == factor
     finish, _, _ = run_of_page(scene["schedules"][0], [1, 1, 0.25], "blocking")
     timed = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
     assert finish.max() == pj.evaluate(table, timed, link="blocking").makespan
@@ -73,9 +67,8 @@ def test_closed_forms_of_a_page_are_the_makespan(name):
     chosen = {f["key"]: 0.3 + k for k, f in enumerate(scene["factors"])}
     for link in LINKS:
         form = schedule["forms"][link]
-        values = [
-            unit * chosen[key] for key, unit in zip(form["parameters"], form["units"], strict=True)
-        ]
+        units = zip(form["parameters"], form["units"], strict=True)
+        values = [unit * chosen[key] for key, unit in units]
         finish, _, _ = run_of_page(schedule, chosen.values(), link)
         largest = max(np.dot(facet, values) for facet in form["facets"])
         assert largest <= finish.max() * (1 + 1e-12)
@@ -165,13 +158,11 @@ def test_packed_arrays_are_read_back(arrays):
 
 def test_a_page_refers_to_nothing_outside():
     table, costs = build_case("alike")
-    hostile = pj.ScheduleTable.from_rows(
-        [["0F0", "0B0"]], name='</script><b onclick="x">&{{ scene }}{% x %}'
-    )
+    name = '</script><b onclick="x">&{{ scene }}{% x %}'
+    hostile = pj.ScheduleTable.from_rows([["0F0", "0B0"]], name=name)
     text = page([explored(table, costs), explored(hostile, costs)])
-    assert not re.search(
-        r"https?:|//\w+\.\w|\bimport\(|\bfetch\(|XMLHttp|WebSocket|@import|url\(", text
-    )
+    outside = r"https?:|//\w+\.\w|\bimport\(|\bfetch\(|XMLHttp|WebSocket|@import|url\("
+    assert not re.search(outside, text)
     assert re.findall(r'(?:src|href)="([^"]*)"', text) == ["data:,", "#side"]
     assert "default-src 'none'" in text
     assert JustHTML(text, collect_errors=True).errors == []
@@ -196,9 +187,8 @@ def test_kinds_of_several_tables_have_codes_of_their_own():
     shown = [explored(*grammar_table(name)) for name in ("braid", "mixed", "braid")]
     scene = get_scene(page(shown))
     added = {int(code): p for code, p in scene["phases"].items() if int(code) >= len(pj.Phase)}
-    assert [phase["letter"] for phase in added.values()] == [
-        *("Fa", "Fd", "Fm", "Bm", "Bd", "Ba", "D", "X", "Z")
-    ]
+    letters = [phase["letter"] for phase in added.values()]
+    assert letters == ["Fa", "Fd", "Fm", "Bm", "Bd", "Ba", "D", "X", "Z"]
     assert (added[27]["name"], added[27]["lane"], added[29]["fill"]) == (
         "dispatch",
         "net",

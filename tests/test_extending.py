@@ -54,9 +54,8 @@ def apply(section, root):
 
 @pytest.mark.parametrize("section", WORKED)
 def test_a_worked_example_runs_in_a_copy_of_the_package(section, tmp_path):
-    shutil.copytree(
-        ROOT / "pipejax", tmp_path / "pipejax", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    skipped = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "pipejax", tmp_path / "pipejax", ignore=skipped)
     apply(section, tmp_path)
     (code,), (shown,) = blocks(section, "python"), blocks(section, "text")
     ran = subprocess.run(

@@ -102,9 +102,8 @@ def test_a_file_of_an_unknown_suffix_is_refused(name, tmp_path):
 
 def test_a_placement_that_a_csv_cannot_tell_is_said_to_be_lost(tmp_path):
     rows = [row.split() for row in ("0F0 0B0 1F1 1B1", "1F0 1B0 0F1 0B1", "2F0 2B0", "2F1 2B1")]
-    table = pj.ScheduleTable.from_rows(
-        rows, placement=[[0, 1, 2], [1, 0, 3]], pipe_of_microbatch=[0, 1]
-    )
+    where = {"placement": [[0, 1, 2], [1, 0, 3]], "pipe_of_microbatch": [0, 1]}
+    table = pj.ScheduleTable.from_rows(rows, **where)
     with pytest.warns(LossWarning, match="does not hold the placement"):
         pj.write_table(table, tmp_path / "table.csv")
     with pytest.raises(pj.ScheduleError, match="mirror each other"):
@@ -138,9 +137,8 @@ def test_files_that_are_no_text_are_refused_by_name(content, tmp_path):
 def test_a_command_says_what_its_csv_does_not_hold(call, tmp_path):
     path = tmp_path / "better.csv"
     options = "--schedule", "pipedream-2bw", "--workers", 2, "--microbatches", 4
-    code, _, err = call(
-        "tune", "messages", *options, "--stage-times", "F=1,B=2", "--iterations", 0, "--out", path
-    )
+    options += "--stage-times", "F=1,B=2", "--iterations", 0, "--out", path
+    code, _, err = call("tune", "messages", *options)
     assert code == 0
     assert err.startswith("warning: a CSV does not hold the slot durations and weight rule of pipe")
     assert err.count("\n") == 1

@@ -45,9 +45,8 @@ def points(form, count, seed=0):
     rng = np.random.default_rng(seed)
     theta = 10 ** rng.uniform(-3, 3, (count, len(form.parameters)))
     theta[rng.random(theta.shape) < 1 / 3] = 0.0
-    theta[: len(form.borders) + 1 : 2] = rng.integers(
-        0, 4, theta[: len(form.borders) + 1 : 2].shape
-    )
+    whole = slice(None, len(form.borders) + 1, 2)
+    theta[whole] = rng.integers(0, 4, theta[whole].shape)
     return theta
 
 
@@ -223,13 +222,11 @@ def test_any_weights():
     }
     form = pj.formula(program, shares)
     names = default_parameters(program)[:2]
-    assert pj.formula(
-        program, named_parameters(program, (*names, "c"), table.worker_parts)
-    ).facets == (form.facets)
+    named = named_parameters(program, (*names, "c"), table.worker_parts)
+    assert pj.formula(program, named).facets == form.facets
     costs = pj.Costs.per_worker(table, forward=1.0, backward=2.0, transfer=0.25)
-    assert form(F=1.0, B=2.0, c=0.25) == pytest.approx(
-        float(pj.makespan(program, costs)), rel=1e-14
-    )
+    makespan = float(pj.makespan(program, costs))
+    assert form(F=1.0, B=2.0, c=0.25) == pytest.approx(makespan, rel=1e-14)
     table, program = lowered("1f1b", 4, 8, "queued")
     names = ("F_first", "F_mid", "F_last", "B", "latency", "transmit_F", "transmit_B")
     form = pj.formula(program, names)
@@ -327,9 +324,8 @@ def make_program(name, p, m, **options):
 
 
 def family(name, p, numbers, later, parameters=("F", "B", "c")):
-    return pj.analysis.formula_family(
-        lambda m: make_program(name, p, m), numbers, parameters, verify_on=later
-    )
+    build_number = lambda m: make_program(name, p, m)  # noqa: E731
+    return pj.analysis.formula_family(build_number, numbers, parameters, verify_on=later)
 
 
 # DESIGN section 7: (M + P - 1) T + [2 (P - 1)(M / P + 1) - 2] c, and 2 (P - 1) c
@@ -351,9 +347,8 @@ def test_every_residue_has_its_form():
     result = family("eager-1f1b", 4, range(1, 33), [35, 40])
     assert (result.period, result.first) == (7, 1)
     for m in (2, 35, 53):
-        assert [*map(tuple, result.facets(m))] == pj.formula(
-            make_program("eager-1f1b", 4, m), ("F", "B", "c")
-        ).facets
+        form = pj.formula(make_program("eager-1f1b", 4, m), ("F", "B", "c"))
+        assert [*map(tuple, result.facets(m))] == form.facets
 
 
 def test_zb_h1_has_the_published_facet():
@@ -445,9 +440,8 @@ def test_a_map_of_regimes_is_the_fastest_at_each_point():
     result = regime_map(forms)
     draw = np.random.default_rng(0)
     for j, k in draw.integers(0, len(result.y_values), (50, 2)).tolist():
-        times = {
-            n: form(F=1.0, B=result.x_values[k], c=result.y_values[j]) for n, form in forms.items()
-        }
+        point = {"F": 1.0, "B": result.x_values[k], "c": result.y_values[j]}
+        times = {n: form(**point) for n, form in forms.items()}
         fastest = result.names[result.codes[j, k]].split(" = ")
         assert [n for n in names if times[n] <= min(times.values()) * (1 + 1e-9)] == fastest
     assert sum(result.shares.values()) == pytest.approx(1)
@@ -528,9 +522,8 @@ def test_verdicts_and_picture_are_of_one_box(call, answer, tmp_path):
     assert answer("verify", path)["form"] == f"exact for {message}"
     assert answer(*ZB_V, "--box", "F=1ms:2ms,c=0:1ms")["box"]["F"] == [0.001, 0.002]
     assert "for F : B : c = 0 : 0.8 : 0.2\n" in call(*ZB_V, *versus)[1]
-    assert (
-        "approached at many times F=" in call(*ZB_V, "--versus", "gpipe", "--box", "F=1,B=1:2")[1]
-    )
+    text = call(*ZB_V, "--versus", "gpipe", "--box", "F=1,B=1:2")[1]
+    assert "approached at many times F=" in text
 
 
 def test_a_map_is_drawn_for_a_paper(answer, tmp_path):
@@ -565,11 +558,8 @@ def test_the_command_says_how_far_it_is_and_joins_regions(call, monkeypatch):
 
 def test_a_shorter_period_on_the_last_numbers_is_no_family():
     """Within the fifth round of 1F1B each microbatch adds two messages, as if the period were 1."""
-    result = pj.analysis.formula_family(
-        lambda m: pj.lower(build("1f1b", 6, m)),
-        range(6, 30),
-        ("F", "B", "c"),
-    )
+    program = lambda m: pj.lower(build("1f1b", 6, m))  # noqa: E731
+    result = pj.analysis.formula_family(program, range(6, 30), ("F", "B", "c"))
     assert (result.period, result.first) == (6, 6)
     form = pj.formula(pj.lower(build("1f1b", 6, 32)), ("F", "B", "c"))
     assert result.facets(32) == [tuple(facet) for facet in form.facets]

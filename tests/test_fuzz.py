@@ -245,9 +245,8 @@ def their_costs(text, num_stages, num_pipes):
         section = {k: spread(v, num_stages - 1) for k, v in data.get(key, {}).items()}
         for place in np.ndindex(num_pipes, num_stages - 1):
             at = {k: v[place[1]] for k, v in section.items()}
-            transmit = (
-                at["bytes"] / at["bandwidth"] if "bytes" in at else scale * at.get("transmit", 0)
-            )
+            transmit = scale * at.get("transmit", 0)
+            transmit = at["bytes"] / at["bandwidth"] if "bytes" in at else transmit
             messages["latency"][direction, *place] = scale * at.get("latency", 0)
             messages["transmit"][direction, *place] = transmit
     ops = {(p, s): scale * x for p, times in fields.items() for s, x in enumerate(times)}
@@ -301,9 +300,8 @@ def assert_same_by_command(files, paths, makespan):
         assert re.fullmatch("(warning: .+\n)?error: .+\n(hint: .+\n)?", err.getvalue())
     else:
         assert code == 0
-        assert re.fullmatch(
-            r"(warning: .*empty rows at its end count as no workers.*\n)?", err.getvalue()
-        )
+        notice = r"(warning: .*empty rows at its end count as no workers.*\n)?"
+        assert re.fullmatch(notice, err.getvalue())
         assert json.loads(out.getvalue())["makespan"] == makespan
 
 

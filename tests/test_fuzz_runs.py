@@ -40,9 +40,8 @@ def test_any_table_runs_as_the_event_loop(data):
     links = pj.Links(model, queues, groups, **more)
     microbatch_pipes = table.pipe_of_microbatch.tolist()
     try:
-        expected = SlowRun(
-            slow, case.rows, microbatch_pipes, case.theirs, model, queues, groups, **more
-        )
+        where = model, queues, groups
+        expected = SlowRun(slow, case.rows, microbatch_pipes, case.theirs, *where, **more)
     except reference.DeadlockError:
         with pytest.raises(pj.ScheduleError, match="deadlock"):
             pj.evaluate(table, costs, link=links)

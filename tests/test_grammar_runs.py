@@ -157,9 +157,8 @@ def test_every_number_is_that_of_the_event_loop(data, seed):
     assert result.makespan == run.makespan
     assert result.busy.tolist() == run.busy()
     sizes, share = rng.integers(0, 9, result.stages) / 2, rng.integers(0, 5, result.stages) / 4
-    memory = pj.analysis.activation_memory(
-        result, sizes=sizes, weight_share=share, checkpoints=0.25
-    )
+    how = {"sizes": sizes, "weight_share": share, "checkpoints": 0.25}
+    memory = pj.analysis.activation_memory(result, **how)
     # start and end of every cell and message, and what each worker holds when
     certificate = json.loads(json.dumps(pj.certificate(result, memory=memory)))
     assert pj.verify(certificate).problems == ()

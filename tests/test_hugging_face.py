@@ -18,12 +18,8 @@ DEEPSEEK, GPT_OSS, KIMI = (CONFIGS[name] for name in ("deepseek-v3", "gpt-oss-12
 GLM, SCOUT = CONFIGS["glm-4.5-air"], CONFIGS["llama-4-scout-text"]
 SMALL = {"qwen2": "qwen2-7b", "qwen3": "qwen3-8b", "mistral": "mistral-7b"}
 SMALL = {architecture: CONFIGS[name] for architecture, name in SMALL.items()}
-KNOWN = {
-    "llama3-70b": LLAMA,
-    "mixtral-8x7b": MIXTRAL,
-    "qwen3-30b-a3b": QWEN3,
-    "deepseek-v3": DEEPSEEK,
-}
+KNOWN = {"llama3-70b": LLAMA, "mixtral-8x7b": MIXTRAL, "qwen3-30b-a3b": QWEN3}
+KNOWN |= {"deepseek-v3": DEEPSEEK}
 
 
 def written(path, content):
@@ -219,9 +215,8 @@ def test_keys_that_are_not_read_are_named(tmp_path):
         return " ".join(model_of_config(written(tmp_path / "config.json", config))[1])
 
     assert "attention_chunk_size 8192 is not read" in notes(**SCOUT)
-    assert "quantization_config {'bits': 4} is not read" in notes(
-        **LLAMA, quantization_config={"bits": 4}
-    )
+    quantized = notes(**LLAMA, quantization_config={"bits": 4})
+    assert "quantization_config {'bits': 4} is not read" in quantized
     assert "1 unknown, not read: num_new_layers 3" in notes(**LLAMA, num_new_layers=3)
     biased = notes(**LLAMA, attention_bias=True)
     assert "attention_bias: the biases behind attention are left out" in biased
@@ -297,9 +292,8 @@ def test_a_dump_of_defaults_names_nothing(name):
 
 def test_unknown_arguments_are_listed_if_they_are_set():
     log = dump("2021")
-    changed = log._replace(
-        arguments=log.arguments | {"new_thing": "3", "new_switch": "False", "newer": "None"}
-    )
+    unknown = {"new_thing": "3", "new_switch": "False", "newer": "None"}
+    changed = log._replace(arguments=log.arguments | unknown)
     (note,) = changed.notes()
     assert note.endswith("1 unknown, not read: new_thing 3")
     assert NOTHING[0] == "None"

@@ -141,9 +141,8 @@ def test_the_command_ranks_by_memory_too(answer):
 
 def test_robustness_ranks():
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.2)
-    runs = [
-        pj.jitter(build(n), costs, ALL, samples=60) for n in ("gpipe", "1f1b", "chimera", "gpipe")
-    ]
+    names = "gpipe", "1f1b", "chimera", "gpipe"
+    runs = [pj.jitter(build(name), costs, ALL, samples=60) for name in names]
     rows = pj.analysis.robustness(runs, quantile=0.9)
     assert [row.schedule for row in rows] == ["gpipe", "1f1b", "chimera", "gpipe"]
     assert rows[0] == rows[3]  # equals share ranks
@@ -359,9 +358,8 @@ def test_who_has_which_factor(link):
     costs = make_costs(table)
 
     def factors(**arguments):
-        return get_factors(
-            pj.jitter(table, costs, pj.analysis.Jitter(**arguments), samples=3, link=link), costs, 2
-        )
+        jitter = pj.analysis.Jitter(**arguments)
+        return get_factors(pj.jitter(table, costs, jitter, samples=3, link=link), costs, 2)
 
     for chosen in ({"worker": D("gamma", 0.3)}, {"straggler": S(0.5, 2.0)}):
         stage_factors = {}
@@ -390,12 +388,8 @@ def test_lookup_is_a_line_between_knots():
 
 def test_quantiles_of_a_known_case():
     w = 0.3 * 3**0.5
-    run = pj.jitter(
-        ONE,
-        pj.Costs(forward=10.0, backward=0.0),
-        pj.analysis.Jitter(op=D("uniform", 0.3)),
-        samples=COUNT,
-    )
+    uniform = pj.analysis.Jitter(op=D("uniform", 0.3))
+    run = pj.jitter(ONE, pj.Costs(forward=10.0, backward=0.0), uniform, samples=COUNT)
     for level in (0.05, 0.5, 0.95, 0.99):
         assert run.slowdown(level) == pytest.approx(1 - w + 2 * w * level, abs=0.015)
         assert run.quantile(level) == pytest.approx(10 * run.slowdown(level))

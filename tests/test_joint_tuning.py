@@ -40,11 +40,8 @@ def few(parts=WHOLE, system=SYSTEM, minibatch=8):
 
 
 SLOW = dataclasses.replace(SYSTEM, compute_latency=1e-3)
-CASES = {
-    "fast": (SYSTEM, 8),
-    "slow": (SLOW, 8),
-    "room": (dataclasses.replace(SLOW, memory_capacity=20e9), 12),
-}
+CASES = {"fast": (SYSTEM, 8), "slow": (SLOW, 8)}
+CASES |= {"room": (dataclasses.replace(SLOW, memory_capacity=20e9), 12)}
 
 
 @pytest.fixture(scope="module")

@@ -83,10 +83,8 @@ def test_attention_is_what_comes_before_the_experts():
         result = [float(costs.others[name][1]) for name in (attention, experts)]
         assert result[0] / result[1] == pytest.approx(seconds[0] / seconds[1], rel=1e-9)
         assert sum(result) == pytest.approx(8 * sum(seconds), rel=1e-3)  # the host adds the rest
-    first = sum(
-        float(device_time(H100, op, "forward"))
-        for op in embedding_ops(task.model, task.layout(table))
-    )
+    ops = embedding_ops(task.model, task.layout(table))
+    first = sum(float(device_time(H100, op, "forward")) for op in ops)
     more = costs.others["fa"][0] - costs.others["fa"][1]
     assert more == pytest.approx(first, rel=1e-3)
 
@@ -142,9 +140,8 @@ def test_sweeps_go_on_without_what_they_cannot_price(call, tmp_path):
         'schedules = ["1f1b", "combined-1f1b"]\nmodels = "mixtral-8x7b"\nsystems = "h100"\n'
         "workers = 4\nmicrobatches = 8\nminibatch = 8\nexpert_parallel = 8\ndata_parallel = 8\n"
     )
-    code, text, error = call(
-        "sweep", "run", tmp_path / "grid.toml", "-o", tmp_path / "grid.zarr", "--details"
-    )
+    files = tmp_path / "grid.toml", "-o", tmp_path / "grid.zarr"
+    code, text, error = call("sweep", "run", *files, "--details")
     assert (code, "Traceback" in error) == (0, False)
     assert "a sweep over models knows the usual ops and rules alone" in text + error
 

@@ -130,10 +130,8 @@ def test_experts_share_the_tokens_that_are_routed_to_them():
     assert exchange.count == (2, 2, 0)
     padded = dataclasses.replace(model.moe, capacity_factor=1.25)
     wider = dataclasses.replace(model, moe=padded)
-    assert (
-        evaluate_form(layer_ops(wider, SPLIT, "moe"), "expert_in").flop.forward
-        == 1.25 * into.flop.forward
-    )
+    more = evaluate_form(layer_ops(wider, SPLIT, "moe"), "expert_in")
+    assert more.flop.forward == 1.25 * into.flop.forward
 
 
 def test_a_model_without_shared_experts_launches_none():
@@ -308,14 +306,8 @@ ONCE = Phases(1.0, 1.0, 1.0)
 
 
 def op(kind, flop=3e9, volume=1.6e6, columns=4096.0, inner=64.0):
-    return LayerOp(
-        kind,
-        kind,
-        Phases(flop, flop, 0.0),
-        Phases(volume, volume, 0.0),
-        ONCE,
-        Product(1.0, columns, inner),
-    )
+    flops, bytes_moved = Phases(flop, flop, 0.0), Phases(volume, volume, 0.0)
+    return LayerOp(kind, kind, flops, bytes_moved, ONCE, Product(1.0, columns, inner))
 
 
 def seconds(kind, **changes):
@@ -336,9 +328,8 @@ def test_a_product_takes_its_flop_its_bytes_and_its_latency():
 )
 def test_a_product_with_misaligned_columns_is_slower(columns, share):
     """GPT-2's vocabulary of 50257 is odd; half of it, 25128 whole columns, is a multiple of 8."""
-    assert seconds("gemm", volume=0.0, columns=columns) == pytest.approx(
-        3e9 / (150e12 * share) + 5e-6
-    )
+    expected = 3e9 / (150e12 * share) + 5e-6
+    assert seconds("gemm", volume=0.0, columns=columns) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("inner", "share"), [(150, 0.25), (108, 0.25), (112, 1.0), (128, 1.0)])
@@ -381,9 +372,8 @@ def test_the_smooth_maximum_is_a_norm_without_kinks_or_nans():
             slopes = np.array(jax.grad(smooth_max, (0, 1, 2))(*options))
             assert np.isfinite(slopes).all()
             # of degree 1 in both times: shares of the device and the host sum to 1
-            assert slopes[0] * options[0] + slopes[1] * options[1] == pytest.approx(
-                float(smooth_max(*options))
-            )
+            both = slopes[0] * options[0] + slopes[1] * options[1]
+            assert both == pytest.approx(float(smooth_max(*options)))
 
 
 def test_the_host_starts_layers_and_neither_embedding_nor_head():
@@ -413,9 +403,8 @@ def test_the_embedding_exchanges_its_rows_once_each_way(shared):
 
 # exchanges of tensor parallelism that a backward in one pass hides beside its product_seconds
 def costs(system, *, overlap):
-    workload = pj.Workload(
-        MODEL, 4, tensor_parallel=8, sequence_parallel=True, tensor_overlap=overlap
-    )
+    fields = {"tensor_parallel": 8, "sequence_parallel": True, "tensor_overlap": overlap}
+    workload = pj.Workload(MODEL, 4, **fields)
     return pj.stage_costs(workload, system, TABLE)
 
 

@@ -43,9 +43,8 @@ def test_the_table_of_options_has_all_fields_and_their_texts():
     """Command line and sweeps take what the table has; a text is read back as its value."""
     assert [*LINK_OPTIONS] == [field.name for field in dataclasses.fields(pj.Links)]
     names = {*LINK_OPTIONS} - {"model"} | {"link"}
-    assert names <= {*AXES} & {*CATALOGUE} & {
-        field.name for field in dataclasses.fields(LinkOptions)
-    }
+    fields = {field.name for field in dataclasses.fields(LinkOptions)}
+    assert names <= {*AXES} & {*CATALOGUE} & fields
     pairs = ((0, 1), (1, 0))
     links = pj.Links("rendezvous", "pair", ((0, 1),), "program", (pairs,), {(0, 1): "queued"}, 2.0)
     assert links.changed() == links.written()
@@ -54,9 +53,8 @@ def test_the_table_of_options_has_all_fields_and_their_texts():
 
 
 def test_delay():  # a message uses no resource: the second forward hides behind the first message
-    assert makespan(GPIPE, "delay") == F + (L + X) + 2 * F + 2 * B + (L + X) + B + 0 * F + (
-        max(0, 2 * F - 2 * F)
-    )
+    forward = F + (L + X) + 2 * F
+    assert makespan(GPIPE, "delay") == forward + 2 * B + (L + X) + B
 
 
 def test_queued():  # the link is busy for X per message: microbatch 1 leaves when 0 is through
@@ -129,10 +127,8 @@ def test_a_link_model_is_a_record(monkeypatch, like):
     # of one pair alone, and on links that are shared
     mixed = pj.Links("delay", pair_links={(0, 1): model.name}, shared_links="pairs")
     as_mixed = pj.Links("delay", pair_links={(0, 1): like}, shared_links="pairs")
-    result, expected = (
-        pj.evaluate(table, costs, link=mixed),
-        pj.evaluate(table, slower, link=as_mixed),
-    )
+    result = pj.evaluate(table, costs, link=mixed)
+    expected = pj.evaluate(table, slower, link=as_mixed)
     np.testing.assert_array_equal(result.finish, expected.finish)
     with pytest.raises(ValueError, match="posting 'program' needs the link model rendezvous"):
         pj.Links(model.name, posting="program")
@@ -233,9 +229,8 @@ def test_an_export_for_pytorch_has_no_offloads(call, written, tmp_path):
     out = tmp_path / "torch.csv"
     code, _, err = call("export", "--table", written, "--format", "torch-csv", "--out", out)
     assert code == 0
-    assert (
-        err == "warning: 2 O, 2 L cells are left out, PyTorch has none; --format json keeps them\n"
-    )
+    lost = "2 O, 2 L cells are left out, PyTorch has none; --format json keeps them"
+    assert err == f"warning: {lost}\n"
     assert out.read_bytes() == b"0F0,,,,0B0\r\n,1F0,1B0,,\r\n"
 
 
@@ -261,10 +256,8 @@ def test_the_order_on_a_shared_link_stays_without_transfers():
 
 def test_what_waits_on_a_shared_link_has_run_as_soon_as_it_can():
     """0O0 is issued behind 1O0 of the other row: 0WAIT_O0 goes on when that has run, not later."""
-    rows = [
-        ["1F0", "1O0", "2F0", "2B0", "1L0", "1B0"],
-        ["0F0", "0O0", "0WAIT_O0", "0L0", "3F0", "3B0", "0B0"],
-    ]
+    rows = [["1F0", "1O0", "2F0", "2B0", "1L0", "1B0"]]
+    rows += [["0F0", "0O0", "0WAIT_O0", "0L0", "3F0", "3B0", "0B0"]]
     table = pj.ScheduleTable.from_rows(rows, placement=[[1, 0, 0, 1]])
     links = pj.Links("rendezvous", "pair", host_links=((0, 1),), posting="program")
     result = [str(x[0]) for x in [*pj.links.insert_transfers(table, link=links).rows()][1] if x]

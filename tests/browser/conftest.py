@@ -22,18 +22,15 @@ def found_browser():
 
 def pytest_sessionstart(session):
     if found_browser() is None:
-        pytest.exit(
-            "the tests of pages need a browser: apt install chromium, or name one in $CHROMIUM",
-            returncode=2,
-        )
+        needed = "the tests of pages need a browser: apt install chromium, or name one in $CHROMIUM"
+        pytest.exit(needed, returncode=2)
 
 
 @pytest.fixture(scope="session")
 def browser():
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(
-            executable_path=found_browser(), args=["--no-sandbox", "--disable-gpu"]
-        )
+        how = {"executable_path": found_browser(), "args": ["--no-sandbox", "--disable-gpu"]}
+        opened = playwright.chromium.launch(**how)
         yield opened
         opened.close()
 
@@ -57,9 +54,8 @@ class Visit:
 
     def settle(self):
         """Wait until what was done is on the screen, and in the address."""
-        self.page.evaluate(
-            "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-        )
+        frames = "requestAnimationFrame(() => requestAnimationFrame(done))"
+        self.page.evaluate(f"new Promise(done => {frames})")
 
     def wait(self, condition):
         """Wait until a condition holds; the page lets nobody evaluate text, so it is asked again."""

@@ -54,9 +54,8 @@ def offered(tmp_path_factory):
 def test_all_that_is_offered_is_what_evaluate_says(offered, visit, capsys):
     opened = visit(offered)
     result = opened(MAKESPANS)
-    assert len({name for name, *_ in result}) == sum(
-        "offload" not in builder.options for builder in REGISTRY.values()
-    )
+    builders = REGISTRY.values()
+    assert len({name for name, *_ in result}) == sum("offload" not in b.options for b in builders)
     assert {type(makespan) for *_, makespan, _, _ in result} <= {int, float}  # none is refused
     for k, (name, count, workers, microbatches, link, makespan, idle, peaks) in enumerate(result):
         asked = ["-s", name, "-P", workers, "-M", microbatches, *TIMES, "--link", link]

@@ -81,9 +81,8 @@ def test_a_marked_range_is_shown(alone, visit):
     opened.settle()
     box = opened.page.locator("canvas.bars").bounding_box()
     whole = 1.01 * alone[1].makespan
-    assert np.diff(seen(opened))[0] == pytest.approx(
-        300 / (box["width"] - GUTTER) * whole, rel=1e-3
-    )
+    expected = 300 / (box["width"] - GUTTER) * whole
+    assert np.diff(seen(opened))[0] == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("op", ["0F0", "2B3", "3F7"])
@@ -139,9 +138,8 @@ def test_search_finds_and_goes_on(opened):
     assert sorted(result) == ["0B3", "1B3", "2B3", "3B3"]
     opened.page.locator("#find").fill("critical")
     count = int(opened.page.locator("#matches").inner_text().split()[0])
-    assert count == opened(
-        "explorer.focused.path.filter(n => explorer.focused.program.nodeOps[n] >= 0).length"
-    )
+    on_path = "explorer.focused.path.filter(n => explorer.focused.program.nodeOps[n] >= 0)"
+    assert count == opened(f"{on_path}.length")
 
 
 def test_what_is_shown_can_be_switched(opened):
@@ -207,9 +205,8 @@ def test_all_can_be_reached_and_has_a_name(opened):
                 "document.activeElement.id || document.activeElement.className || document.activeElement.value"
             )
         )
-    assert {
-        *("find", "zoom-in", "fit", "theme", "help", "bars", "factor-F", "factor-transmit")
-    } <= reached
+    names = {"find", "zoom-in", "fit", "theme", "help", "bars", "factor-F", "factor-transmit"}
+    assert names <= reached
     label = opened.page.locator("canvas.bars").get_attribute("aria-label")
     assert re.search(r"1f1b: [\d.]+ s, idle [\d.]+ %", label)
     opened.page.wait_for_timeout(600)
@@ -247,9 +244,8 @@ def test_a_deep_link_restores_all(alone, visit):
 def test_a_page_can_open_with_a_part_in_sight(alone, tmp_path, visit):
     path = tmp_path / "part.html"
     run = alone[1]
-    path.write_text(
-        page([explored(run.table, run.costs)], view=(2.0, 8.0), show={"critical": False})
-    )
+    shown = explored(run.table, run.costs)
+    path.write_text(page([shown], view=(2.0, 8.0), show={"critical": False}))
     opened = visit(path)
     assert seen(opened) == [2.0, 8.0]
     assert not opened.page.get_by_label("critical path", exact=True).is_checked()
@@ -259,9 +255,8 @@ def test_a_page_can_open_with_a_part_in_sight(alone, tmp_path, visit):
 
 
 def test_an_address_with_nonsense_opens_as_given(alone, visit):
-    opened = visit(
-        alone[0], "link=no&x.F=-1&x.B=abc&view=9~1&worker=99&focus=7&selected=9F9&theme=pink"
-    )
+    at = "link=no&x.F=-1&x.B=abc&view=9~1&worker=99&focus=7&selected=9F9&theme=pink"
+    opened = visit(alone[0], at)
     assert opened.makespans() == [alone[1].makespan]
     assert opened("explorer.state.write()") in ("", "selected=9F9")
 
@@ -498,10 +493,8 @@ def recorded(tmp_path_factory):
     )
     path = tmp_path_factory.mktemp("pages") / "recorded.html"
     path.write_text(page([replayed, explored(table, costs, result.links)]))
-    labels = [
-        f"{trace.stage[k]}{trace.phases[trace.phase[k]]}{trace.microbatch[k]}"
-        for k in pipeline.slices
-    ]
+    letters = [trace.phases[code] for code in trace.phase]
+    labels = [f"{trace.stage[k]}{letters[k]}{trace.microbatch[k]}" for k in pipeline.slices]
     op_values = (x[pipeline.slices] for x in (trace.start, result.residuals, result.stalls))
     return path, labels, *op_values
 

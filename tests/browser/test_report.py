@@ -24,9 +24,8 @@ def report(tmp_path_factory):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_a_report_fits_its_screen(report, browser, width, scheme):
-    context = browser.new_context(
-        viewport={"width": width, "height": 844}, color_scheme=scheme, offline=True
-    )
+    screen = {"viewport": {"width": width, "height": 844}, "color_scheme": scheme}
+    context = browser.new_context(**screen, offline=True)
     page = context.new_page()
     asked, complaints = [], []
     page.on("request", lambda request: asked.append(request.url))
@@ -68,9 +67,8 @@ def test_a_chosen_op_reaches_the_notebook(browser):
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     complaints = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.set_content(
-        CELL.format(script=script, page=json.dumps(widget.page).replace("<", "\\u003c"))
-    )
+    shown = json.dumps(widget.page).replace("<", "\\u003c")
+    page.set_content(CELL.format(script=script, page=shown))
     frame = page.frame_locator("iframe")
     frame.locator("html[data-ready]").wait_for(state="attached")
     box = frame.locator("canvas").nth(1).bounding_box()

@@ -146,9 +146,8 @@ def test_the_map_shows_the_fastest(space):
 
 def test_where_nothing_fits_the_map_is_empty(space):
     none = space.copy(deep=True)
-    none["status"].loc[{"network.bandwidth": none["network.bandwidth"][0]}] = STATUS.index(
-        "out of memory"
-    )
+    slowest = {"network.bandwidth": none["network.bandwidth"][0]}
+    none["status"].loc[slowest] = STATUS.index("out of memory")
     best = best_schedule.fastest(none)
     assert best.step_time.isel({"network.bandwidth": 0}).isnull().all()
     assert (best.schedule.isel({"network.bandwidth": 0}) == "").all()
@@ -219,10 +218,8 @@ def test_command(names, stores, tmp_path, capsys):
     assert latex.count("\\begin{figure}") == latex.count("\\caption{") == len(names)
     printed = capsys.readouterr()
     missing = stores / "tabular_schedules.zarr"
-    assert (
-        f"no {missing}: `python -m sweeps.tabular.schedules --out {missing}` writes it"
-        in printed.out
-    )
+    command_text = f"python -m sweeps.tabular.schedules --out {missing}"
+    assert f"no {missing}: `{command_text}` writes it" in printed.out
     absent = [name for name in command.STORES if not (stores / name).exists()]
     assert printed.out.count("writes it") == len(absent)
     assert "figures" in printed.err
@@ -242,9 +239,8 @@ def test_nothing_to_draw(tmp_path, capsys):
     assert command.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith(
-        f"error: --data {tmp_path} holds none of tabular_schedules.zarr, "
-    )
+    message = f"error: --data {tmp_path} holds none of tabular_schedules.zarr, "
+    assert printed.err.startswith(message)
     assert printed.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
@@ -283,9 +279,8 @@ def test_every_figure_can_be_printed(space, elasticity, runs, shaken):
 
 
 def test_timelines(runs):
-    assert {name: runs[name].attrs["units"] for name in timelines_sweep.COLUMNS} == dict(
-        timelines_sweep.COLUMNS
-    )
+    units = {name: runs[name].attrs["units"] for name in timelines_sweep.COLUMNS}
+    assert units == dict(timelines_sweep.COLUMNS)
     figure = timelines.draw(runs)["timelines"]
     ordered = runs.sortby("makespan", ascending=False)
     for axes, name in zip(figure.axes, ordered.schedule.values, strict=True):

@@ -344,9 +344,8 @@ def test_what_is_read_off_the_grid():
     result = offload.sweep(grid)
     at = {"microbatches": 8, "limit": 0.5, "host_link": 1.0, "sharing": "own"}
     problem = result.sel(at).isel(model=0)
-    assert float(problem.ada) == float(
-        grid.makespan.sel({**at, "schedule": "ada-offload"}).isel(model=0)
-    )
+    ada = grid.makespan.sel({**at, "schedule": "ada-offload"}).isel(model=0)
+    assert float(problem.ada) == float(ada)
     assert float(problem.interleaved / problem.best) == pytest.approx(1.9 / 1.18)
     pipe = made.PIPES[0]
     assert float(problem.fill) == offload.fill_bound(Setting(pipe, 8, 0.5, 1.0))
@@ -390,12 +389,8 @@ def world(link_data, regime_data, queue_data):
     return data | {"finding_offload": grid.assign(made_up)}
 
 
-MINE = [
-    claim
-    for module in (links, offload, queues, regimes)
-    for claim in module.CLAIMS
-    if claim.kind in COUNTED
-]
+MODULES = (links, offload, queues, regimes)
+MINE = [claim for module in MODULES for claim in module.CLAIMS if claim.kind in COUNTED]
 
 
 def spoil(data, change):

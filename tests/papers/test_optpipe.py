@@ -101,9 +101,8 @@ def test_a_journal_goes_on_where_it_was(tmp_path):
     for _ in range(2):
         journal = Journal(path, "code 1")
         for value in (1.0, math.inf):
-            assert journal.once(f"case {value}", lambda value=value: make(value)) == {
-                "value": value
-            }
+            record = journal.once(f"case {value}", lambda value=value: make(value))
+            assert record == {"value": value}
     assert made_now == [1.0, math.inf]
     path.write_text(path.read_text() + '{"key": "cut sh')  # killed while it wrote
     assert len(Journal(path, "code 1").records) == 2
@@ -205,9 +204,8 @@ def test_a_small_comparison(tmp_path):
     limit = runs.attrs["activations"]
     assert (runs.peak.max("worker_index").values <= limit + 1e-9).tolist() == [False, True, True]
     for name in optpipe_timelines.SHOWN:
-        assert float(runs.finish[(runs.case_of_op == name).values].max()) == runs.makespan.sel(
-            schedule=name
-        )
+        ends = runs.finish[(runs.case_of_op == name).values]
+        assert float(ends.max()) == runs.makespan.sel(schedule=name)
     with xr.open_zarr(tmp_path / "optpipe_refinement.zarr") as store:
         assert bool((store.time.sel(policy="refine") <= store.time.sel(policy="wait")).all())
 
@@ -338,9 +336,8 @@ def test_gains_in_the_memory_that_the_opponent_holds():
     data = everything()
     gain = in_its_memory(data, "pipe-offload")
     grid = data["grid"].sel(model="1.5B, P=4", microbatches=8, host_link=1.0, sharing=OWN)
-    tight = grid.makespan.sel(schedule="pipe-offload") / float(
-        grid.makespan.sel(schedule=OPTIMUM, limit=0.5)
-    )
+    theirs, best = grid.makespan.sel(schedule="pipe-offload"), grid.makespan.sel(schedule=OPTIMUM)
+    tight = theirs / float(best.sel(limit=0.5))
     result = gain.gain.sel(model="1.5B, P=4", microbatches=8, host_link=1.0, sharing=OWN)
     np.testing.assert_allclose(result, tight - 1)
     data["grid"].peak.loc[{"schedule": "pipe-offload"}] /= 2  # less than any limit

@@ -123,9 +123,8 @@ def one_run(few, at):
 def with_slow_link(costs, table):
     """Whatever passes between the two workers in the middle takes ten times as long."""
     middle = {table.num_workers // 2 - 1, table.num_workers // 2}
-    latency, transmit, exchange = (
-        np.array(leaf) for leaf in (costs.latency, costs.transmit, costs.all_reduce)
-    )
+    leaves = costs.latency, costs.transmit, costs.all_reduce
+    latency, transmit, exchange = map(np.array, leaves)
     for pipe, row in enumerate(table.placement):
         for stage in range(table.num_stages):
             if stage and {row[stage - 1], row[stage]} == middle:
@@ -166,9 +165,8 @@ def test_a_dearer_last_stage_has_the_time_of_one_layer_more():
 
 
 def test_the_settings_differ_in_two_numbers():
-    reported, ours = (
-        system_at("mid_nw_mid_cp", setting) for setting in (REPORTED, Setting(0.3, 1e12))
-    )
+    settings = REPORTED, Setting(0.3, 1e12)
+    reported, ours = (system_at("mid_nw_mid_cp", setting) for setting in settings)
     assert reported == pj.load_system("mid_nw_mid_cp")
     both = {"compute_efficiency": reported.compute_efficiency, "memory_bandwidth": 34e12}
     assert dataclasses.replace(ours, **both) == reported

@@ -250,10 +250,8 @@ def test_a_winner_that_hangs_on_the_seed_is_told_by_seed(data):
     other["gap"].loc[lost] = 1.01 * other.gap.sel({**lost, "scheme": "pipedream"})
     (row,) = judged({**data, "pipedream_scaling": other}, ("5, winner",))
     assert row["verdict"] == "depends on the seed"
-    assert (
-        "at S = 4: 0.0063 against 0.009 (seed 0, the authors'), 0.01 against 0.01 (seed 1)"
-        in row["ours"]
-    )
+    ends = "0.0063 against 0.009 (seed 0, the authors'), 0.01 against 0.01 (seed 1)"
+    assert f"at S = 4: {ends}" in row["ours"]
     other["gap"].loc[{**close, "seed": 0}] = 1.01 * other.gap.sel({**lost, "scheme": "pipedream"})
     (row,) = judged({**data, "pipedream_scaling": other}, ("5, winner",))
     assert (row["verdict"], row["reason"]) == ("open", "seeds do not agree at S = 4")
@@ -373,9 +371,8 @@ def test_what_is_there_is_kept_and_what_has_changed_is_named(tiny, tmp_path, mon
             pipedream_runs.keep(run)
 
     monkeypatch.setattr(pipedream, "make", count)
-    monkeypatch.setattr(
-        pipedream_runs, "train", lambda *_: dataset({"a": 1e-2}).isel(scheme=0, drop=True)
-    )
+    single = dataset({"a": 1e-2}).isel(scheme=0, drop=True)
+    monkeypatch.setattr(pipedream_runs, "train", lambda *_: single)
     for _ in range(2):
         pipedream.main(["--out", str(tmp_path)])
     store = tmp_path / "pipedream_tiny.zarr"

@@ -76,10 +76,8 @@ def matched():
 @pytest.fixture(scope="module")
 def scaled():
     rates = {2: 0.5, 4: 0.2, 8: 0.1}
-    depths = {
-        s: make_input({"pipedream": 1.0, "rpd": rate, "local-sgd H=5": 0.7})
-        for s, rate in rates.items()
-    }
+    others = {"pipedream": 1.0, "local-sgd H=5": 0.7}
+    depths = {s: make_input(others | {"rpd": rate}) for s, rate in rates.items()}
     data = many("stages", depths)
     fewer = data.copy(deep=True)
     fewer["gap"].loc[{"stages": 8}] = np.nan  # not run there
@@ -114,9 +112,8 @@ def test_curves(name):
     quantity = QUANTITY.get(name, "gap")
     lines = get_lines(axes)
     gap = make_input(RATES).gap.sel(scheme="pipedream", step=0).median("seed")
-    np.testing.assert_allclose(
-        lines["PipeDream (1/4)"].get_ydata(), gap + 1 if quantity == "loss" else gap
-    )
+    expected = gap + 1 if quantity == "loss" else gap
+    np.testing.assert_allclose(lines["PipeDream (1/4)"].get_ydata(), expected)
     assert lines["LocalSGD H=30: diverges"].get_xdata().size == 0
     assert len(axes.collections) == 3  # no band of what diverged
 
@@ -148,10 +145,8 @@ def test_no_winner_is_named_where_seeds_disagree(machines):
     other["wins"] -= 1
     table = pipedream_machines.draw(other)["pipedream_machines_logistic"].axes[0]
     words = {text.get_text() for text in table.texts}
-    assert words == {
-        "PipeDream or\nLocalSGD H=5:\nseeds disagree",
-        "LocalSGD H=5 or\nPipeDream:\nseeds disagree",
-    }
+    winners = ("PipeDream or\nLocalSGD H=5", "LocalSGD H=5 or\nPipeDream")
+    assert words == {f"{names}:\nseeds disagree" for names in winners}
 
 
 def test_all_figures_can_be_printed(matched, scaled, machines):
@@ -199,11 +194,8 @@ def test_staleness_is_that_of_the_tables(stale):
     assert stale.share.sel(shown=2).values[:5].tolist() == [0, 0.25, 0.5, 0.25, 0]
     assert stale.own_lag.values.tolist() == [3, 2, 1, 0]
     assert stale.weight_versions.values.tolist() == [4, 3, 2, 1]
-    assert {value.attrs["units"] for value in stale.values()} == {
-        "block updates",
-        "updates of the stage",
-        "1",
-    }
+    units = {value.attrs["units"] for value in stale.values()}
+    assert units == {"block updates", "updates of the stage", "1"}
 
 
 def test_staleness_under_messages(stale):
@@ -282,11 +274,8 @@ def test_what_schedules_hold_that_update_within_the_table(updating):
 
 
 def test_figures_of_staleness_can_be_printed(stale, runs, updating):
-    figures = {
-        **staleness.draw(stale),
-        **convergence_bound.draw(runs),
-        **pipedream_schedules.draw(updating),
-    }
+    figures = staleness.draw(stale) | convergence_bound.draw(runs)
+    figures |= pipedream_schedules.draw(updating)
     assert not [f"{name}: {fault}" for name, figure in figures.items() for fault in faults(figure)]
 
 
@@ -306,10 +295,8 @@ def test_figure_of_the_bound(runs):
     scatter, terms, _ = figure.axes
     points = [line for line in scatter.lines if line.get_linestyle() == "None"]
     late, cut = points[-2:]
-    x, y = (
-        np.concatenate([getattr(line, f"get_{axis}data")() for line in points[:-2]])
-        for axis in "xy"
-    )
+    x = np.concatenate([line.get_xdata() for line in points[:-2]])
+    y = np.concatenate([line.get_ydata() for line in points[:-2]])
     assert np.isfinite(y).sum() == int(runs.measured.notnull().sum())
     assert (y <= x)[np.isfinite(y)].all()
     np.testing.assert_array_equal(late.get_xdata(), runs.late_total)

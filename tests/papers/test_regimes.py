@@ -28,9 +28,8 @@ def test_the_map_is_that_of_runs(data):
                 ).makespan
                 for table in tables
             )
-            assert float(data.ratio.sel(pair=name)[b, c]) == pytest.approx(
-                first / second, rel=1e-12
-            )
+            ratio = float(data.ratio.sel(pair=name)[b, c])
+            assert ratio == pytest.approx(first / second, rel=1e-12)
 
 
 def test_the_published_outliers_lie_on_both_sides(data):

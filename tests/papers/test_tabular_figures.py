@@ -66,9 +66,7 @@ def all_figures(data):
 
 
 def test_every_figure_can_be_printed(all_figures):
-    assert {name: faults(figure) for name, figure in all_figures.items()} == {
-        name: [] for name in all_figures
-    }
+    assert not [name for name, figure in all_figures.items() if faults(figure)]
 
 
 def test_claims_name_figures_that_are_drawn(all_figures):
@@ -82,11 +80,8 @@ def test_a_cell_of_the_ranking_has_a_part_for_every_schedule_that_ties(data, all
         for text in axes.texts:
             column, row = text.get_position()
             letters[int(row)][int(column)] += text.get_text()
-        marks = {
-            (int(x), round(y))
-            for line in axes.lines[:-2]
-            for x, y in zip(*line.get_data(), strict=True)
-        }
+        points = [point for line in axes.lines[:-2] for point in zip(*line.get_data(), strict=True)]
+        marks = {(int(x), round(y)) for x, y in points}
         levels = [at.formula_bubble_ratio, at.table_bubble_ratio.sel(measured=ranking.SLOTS)]
         levels += [at.makespan.sel(system=name) for name in SYSTEMS]
         for k, (row, values) in enumerate(zip(letters, levels, strict=True)):
