@@ -209,11 +209,9 @@ def _send(rows, ops, phases, home, stages):
 
 
 @st.composite
-def cases(
-    draw, communication=False, pairs=False, step_end=False, by_microbatch=False, **table_options
-):
-    """Draw a legal table and costs for it; `of_table` is what `tables` takes besides."""
-    table, rows = draw(tables(communication=communication, **table_options))
+def cases(draw, communication=False, pairs=False, step_end=False, by_microbatch=False, **options):
+    """Draw a legal table and costs for it; `options` is what `tables` takes besides."""
+    table, rows = draw(tables(communication=communication, **options))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     step_end = step_end and draw(st.booleans())
     return price(table, rows, rng, pairs=pairs, step_end=step_end, by_microbatch=by_microbatch)

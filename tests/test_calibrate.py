@@ -128,9 +128,7 @@ def six(data, a100):
     return rows.with_columns(seconds=StepTimes(rows).predict(a100))
 
 
-def test_where_the_machine_is_right_nothing_is_fitted_nor_written(
-    six, data, a100, tmp_path, answer
-):
+def test_where_a_machine_is_right_nothing_is_fitted_nor_written(six, data, a100, tmp_path, answer):
     result = pj.calibrate(six, a100)
     assert not result.parameters
     assert result.as_is.mape < 1e-9
@@ -156,9 +154,7 @@ def test_what_helps_rows_that_a_fit_did_not_see_is_fitted(six, a100):
     "factors",  # of the times of the rows
     [[1.006] * 6, [0.994] * 6, [1.25] * 5 + [0.9], [1.25] + [0.9] + [1.25] * 4],
 )
-def test_nothing_is_fitted_where_that_helps_less_than_runs_differ_or_harms_the_worst_row(
-    six, a100, factors
-):
+def test_nothing_is_fitted_where_that_helps_little_or_harms_the_worst_row(six, a100, factors):
     result = pj.calibrate(six.with_columns(seconds=six.seconds * factors), a100)
     assert not result.parameters
     assert result.fit == result.as_is

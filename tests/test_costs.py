@@ -408,9 +408,7 @@ def test_filled_in_times_of_a_replaced_record_follow_again(times, changes, expec
         ({"offload": 8.0}, "load"),
     ],
 )
-def test_costs_of_a_tree_function_refuse_a_new_time_beside_what_followed_from_the_old(
-    changes, stale
-):
+def test_costs_of_a_tree_function_refuse_a_new_time_beside_what_followed_from_old(changes, stale):
     costs = pj.Costs(forward=1.0, backward=2.0, offload=1.0)
     with pytest.raises(ValueError, match=f"^{stale} would stay"):
         dataclasses.replace(jax.tree.map(lambda time: 2 * time, costs), **changes)

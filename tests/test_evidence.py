@@ -286,9 +286,7 @@ def test_evaluate_and_plan_say_that_a_launcher_is_not_measured(call):
         ("b300", "deepspeed", False),
     ],
 )
-def test_a_layout_is_not_set_apart_for_what_the_first_lacks_too(
-    call, system, launcher, first_is_measured
-):
+def test_a_layout_is_not_apart_for_what_the_best_lacks(call, system, launcher, first_is_measured):
     job = ("-m", "llama3-8b", "-y", system, "--gpus", 16, "--minibatch", 32)
     text = " ".join(call("plan", *job, "--launcher", launcher)[1].split())
     assert ("; your run differs: " in text) != first_is_measured

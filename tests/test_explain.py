@@ -856,9 +856,7 @@ def test_all_workers_of_the_largest_load_are_named(forward, text):
         (0.5, ["1f1b"], ("exchange", 0.5)),
     ],
 )
-def test_start_and_end_are_first_if_another_schedule_saves_most(
-    answer_and_text, tmp_path, exchange, names, first
-):
+def test_start_and_end_that_save_most_come_first(answer_and_text, tmp_path, exchange, names, first):
     path = tmp_path / "costs.json"
     path.write_text(json.dumps({"unit": "seconds", "F": 1, "I": 1, "W": 1, "A": exchange}))
     line = ("explain", "-s", "1f1b", "-P", 4, "-M", 8, "-C", path, "--schedules", ",".join(names))
@@ -893,9 +891,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize("line", RUNS)
-def test_the_text_has_the_causes_of_the_json_in_their_order_and_each_share_once(
-    answer_and_text, line
-):
+def test_the_text_has_causes_of_the_json_in_their_order_and_each_share_once(answer_and_text, line):
     line = ("explain", *line.split(), "--schedules", "1f1b,interleaved-1f1b,zb-h1")
     result, text = answer_and_text(*line)
     lines = text.splitlines()
@@ -1096,9 +1092,7 @@ def test_a_report_says_of_which_launcher_no_schedule_helps(call, tmp_path, launc
         ("megatron-lm", "zb-h1", None, 0.0),  # which it lacks
     ],
 )
-def test_a_short_start_and_end_names_the_schedule_that_shortens_it(
-    call, tmp_path, launcher, name, schedule, saves
-):
+def test_the_schedule_that_shortens_ends_is_named(call, tmp_path, launcher, name, schedule, saves):
     path = tmp_path / "costs.json"
     path.write_text(json.dumps({"unit": "seconds", "F": 1, "I": 1, "W": 1, "A": 4}))
     line = ["explain", "-s", "1f1b", "-P", 4, "-M", 64, "-C", path, "--schedules", name]
@@ -1216,9 +1210,7 @@ def test_memory_rules_out_no_schedule_that_saves_less_than_another_option():
         (None, ("1f1b", 1), "bf16", {"recompute": "full"}),
     ],
 )
-def test_remedies_fit_by_the_rule_of_a_plan(
-    answer, answer_and_text, launcher, schedule, precision, fields
-):
+def test_remedies_fit_as_plans_do(answer, answer_and_text, launcher, schedule, precision, fields):
     available, factors = float(pj.load_system("h100").memory_available), []
     if launcher == "torchtitan":
         rows = pj.validate(pj.files.DATA / "measured" / "torchtitan_h100.csv")

@@ -76,9 +76,7 @@ def test_what_a_config_leaves_out_is_as_its_architecture_has_it(tmp_path):
 @pytest.mark.parametrize("kind", ["llava", "mistral3", "smolvlm"])
 @pytest.mark.parametrize("outer", [None, False, True])
 @pytest.mark.parametrize("inner", [None, False, True])
-def test_a_switch_beside_the_text_ties_embeddings_unless_the_text_says(
-    kind, outer, inner, tmp_path
-):
+def test_a_switch_beside_the_text_ties_embeddings_unless_text_says(kind, outer, inner, tmp_path):
     tied = inner if inner is not None else bool(outer)
     text = LLAMA | ({} if inner is None else {"tie_word_embeddings": inner})
     config = {"model_type": kind, "text_config": text}

@@ -244,9 +244,7 @@ def test_a_group_size_of_the_user_is_in_the_command(schedule, size, flag):
     # PyTorch needs a multiple of M // P: of 2 and 2, of 3 and 3, of 1
     [(8, True), (10, True), (11, False), (13, False), (15, True), (3, True)],
 )
-def test_torchtitan_names_an_interleaved_schedule_whose_groups_are_equal(
-    schedule, microbatches, is_named
-):
+def test_torchtitan_names_interleaved_schedules_of_equal_groups(schedule, microbatches, is_named):
     table = build(schedule, 4, microbatches, stages_per_worker=2)
     torchtitan = pj.costing.pipeline_launches(table)[2]
     assert ("parallelism.pipeline_parallel_schedule_csv" in torchtitan.options) != is_named
@@ -345,9 +343,7 @@ def test_megatron_bridge_takes_the_options_of_megatron_as_fields_of_its_records(
         (32, 0, False, 4, 2, 4),
     ],
 )
-def test_maxtext_splits_local_and_global_layers_in_pairs(
-    layers, windowed, experts, workers, stages, per_stage
-):
+def test_maxtext_splits_layers_in_pairs(layers, windowed, experts, workers, stages, per_stage):
     base = pj.load_model("gpt-oss-120b") if experts else LLAMA
     window = 128 if windowed else None
     model = dataclasses.replace(base, layers=layers, windowed_layers=windowed, window=window)
@@ -539,9 +535,7 @@ def test_megatron_has_the_queues_that_it_asks_for(fields, count):
         ("interleaved-1f1b", {}, ""),
     ],
 )
-def test_before_blackwell_tensor_parallelism_beside_compute_goes_alone(
-    launcher, schedule, fields, name
-):
+def test_before_blackwell_tensor_overlap_goes_alone(launcher, schedule, fields, name):
     table = build(schedule, 2, 8, stages_per_worker=2)
     base = {"tensor_parallel": 2, "sequence_parallel": True, "tensor_overlap": 1.0}
     base |= {"expert_parallel": 8, "data_parallel": 8, "expert_tensor_parallel": 1}
@@ -567,9 +561,7 @@ def test_before_blackwell_tensor_parallelism_beside_compute_goes_alone(
         ("MaxText", (), ()),
     ],
 )
-def test_a_launcher_has_defaults_below_options_and_stacks(
-    answer, tmp_path, launcher, options, same
-):
+def test_launcher_defaults_are_below_options_and_stacks(answer, tmp_path, launcher, options, same):
     wide = json.loads(data_file("models", "llama3-8b", "model").read_text())
     (tmp_path / "wide.json").write_text(json.dumps(wide | {"gradient_bytes": 4}))
     stack = options if "--stack" in options else ()
@@ -844,9 +836,7 @@ def test_a_plan_for_a_launcher_has_the_layouts_that_it_runs():
         ("torchtitan", "llama3-8b", "h100", 2, True),
     ],
 )
-def test_a_plan_splits_sequences_where_the_launcher_does(
-    launcher, model, system, tensor, is_split, answer
-):
+def test_plans_split_sequences_as_launchers_do(launcher, model, system, tensor, is_split, answer):
     choices = {"tensor": [tensor], "pipeline": [1, 2], "recompute": ["full"], "zero": [0, 1]}
     job = {"gpus": 16, "minibatch": 32, "schedules": "1f1b", "choices": choices}
     result = pj.plan(model, system, launcher=launcher, exhaustive=True, runners_up=20, **job)
@@ -917,9 +907,7 @@ def test_a_plan_says_what_other_defaults_change(answer, call):
         ("Megatron-LM", "h100", (), None),  # whose kernels are the default
     ],
 )
-def test_a_plan_names_the_stack_of_measured_runs(
-    answer, answer_and_text, launcher, system, options, stack
-):
+def test_a_plan_names_measured_stacks(answer, answer_and_text, launcher, system, options, stack):
     job = ("plan", "-m", "llama3-8b", "-y", system, "--gpus", 16, "--minibatch", 32)
     line = (*job, "--tensor", 1, "--context", 1, "--launcher", launcher, *options)
     plan, text = answer_and_text(*line)
@@ -1296,9 +1284,7 @@ def test_what_a_launcher_lacks_counts_for_a_combination_as_a_whole(model, launch
         ("mixtral-8x7b", "combined-1f1b", False),  # no experts that all tokens meet
     ],
 )
-def test_bridge_undoes_the_overlap_of_shared_experts_where_it_refuses_it(
-    model, schedule, is_undone
-):
+def test_bridge_undoes_overlap_of_shared_experts_where_it_refuses_it(model, schedule, is_undone):
     """Megatron-Bridge's comm_overlap.py asserts `not moe_shared_expert_overlap`."""
     table = build(schedule, 2, 8, stages_per_worker=2)
     spread = {"expert_parallel": 8, "data_parallel": 8}
