@@ -25,16 +25,10 @@ BUILT = {
 }
 ROWS = {
     "pairs": (
-        [
-            ["0F0", "0F1", "(0F2;0B0)OVERLAP_F_B", "0B1", "0B2"],
-            ["", "1F0", "1B0", "1F1", "1B1", "1F2", "1B2"],
-        ],
+        ["0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2", ",1F0,1B0,1F1,1B1,1F2,1B2"],
         {**TIMES, "transmit": 0.3},
     ),
-    "offloads": (
-        [["0F0", "0O0", "0WAIT_O0", "0F1", "0B1", "0L0", "0B0"]],
-        {**TIMES, "offload": 1.5},
-    ),
+    "offloads": (["0F0,0O0,0WAIT_O0,0F1,0B1,0L0,0B0"], {**TIMES, "offload": 1.5}),
 }
 GIVEN = [*BUILT, *ROWS, *TABLES]  # fused pairs, host links and grammars of their own among them
 
@@ -58,6 +52,7 @@ def build_case(name):
         return grammar_table(name)
     if name in ROWS:
         rows, costs = ROWS[name]
+        rows = [row.split(",") for row in rows]
         return pj.ScheduleTable.from_rows(rows), pj.Costs(**costs)
     schedule, costs = BUILT[name]
     return pj.schedules.build(schedule, num_workers=3, num_microbatches=4), pj.Costs(**costs)

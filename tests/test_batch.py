@@ -25,8 +25,6 @@ from pipejax.base.compiled import cpu_options
 from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.batched import interpreter, makespans, unrolled as unrolled_form
 from pipejax.engine.batched.binary_program import (
-    NO_OPERAND,
-    START,
     backward_program,
     binary_ops,
     forward_program,
@@ -147,38 +145,6 @@ def test_uniform_costs_and_scalars(unroll):
     assert counts.transmit.tolist()[1:] == [16.0] * 4
     assert counts.recompute.tolist() == [0.0] * 5
     assert pj.makespans(program, pj.Costs(forward=1.0, backward=2.0)).tolist() == [33.0]
-
-
-@pytest.mark.parametrize("bits", [8, 32])
-def test_digits_hold_the_uses_of_every_path(bits):
-    """All paths of a small program one by one: words are sums, and read back give the uses."""
-    table = build("1f1b", 3, 3)
-    program, costs = pj.lower(table, step_end=False), make_batch(table, 1, 0)
-    ops, rows = binary_ops(program), cost_rows(program, costs)
-    digits = unrolled_form.lay_out_digits(ops, rows, bits)
-    assert (digits.one_use.shape[1] > 1) == (bits == 8)
-    # a path begins and ends at stage 0, so it crosses both boundaries as often back as forth
-    assert len(digits.sums) >= 2
-    row, num_rows = rows.row_of_position, len(rows.terms)
-
-    def with_uses(paths, *used):
-        more = np.bincount(used, minlength=num_rows)
-        return {tuple((np.array(path) + more).tolist()) for path in paths}
-
-    paths = {START: {(0,) * num_rows}, NO_OPERAND: set()}
-    for op, (first, second) in enumerate(zip(ops.first, ops.second, strict=True)):
-        over_second = with_uses(paths[second], row[ops.lag[op]])
-        paths[op] = with_uses(paths[first] | over_second, row[ops.duration[op]])
-    for path in paths[ops.num_ops - 1]:
-        beyond = np.array(path) - digits.least
-        words = beyond @ digits.one_use.astype(np.int64)
-        assert words.max() < 1 << bits
-        for used, (word, value, base) in digits.places.items():
-            assert words[word] // value % base == beyond[used]
-        for used, (constant, factors) in digits.sums.items():
-            assert constant + factors @ path == path[used]
-        others = np.setdiff1d(np.arange(1, num_rows), [*digits.places, *digits.sums])
-        assert not beyond[others].any()
 
 
 @pytest.mark.parametrize("unroll", [False, True])

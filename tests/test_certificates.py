@@ -118,15 +118,12 @@ def test_memory_area_of_times_that_are_no_multiples_is_not_rounded_up():
 
 # ------------------------------------------------------------------------------ one of every kind
 ROWS = [  # cells of all kinds
-    [
-        *("0UNSHARD", "0F0", "0SEND_F0", "0O0", "0WAIT_O0", "0F1", "0SEND_F1", "0WAIT_SEND_F0"),
-        *("0L0", "0RECV_B0", "0R0", "0I0", "0RECV_B1", "", "0W0", "0B1"),
-        *("0REDUCE_GRAD", "0WAIT_REDUCE_GRAD", "0RESHARD"),
-    ],
-    [
-        *("1RECV_F0", "1F0", "1RECV_F1", "(1F1;1B0)OVERLAP_F_B", "1SEND_B0", "1B1"),
-        *("1SEND_B1", "1WAIT_SEND_B0", "1WAIT_SEND_B1"),
-    ],
+    row.split(",")
+    for row in (
+        "0UNSHARD,0F0,0SEND_F0,0O0,0WAIT_O0,0F1,0SEND_F1,0WAIT_SEND_F0,0L0,0RECV_B0,0R0,0I0,"
+        "0RECV_B1,,0W0,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD",
+        "1RECV_F0,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1SEND_B0,1B1,1SEND_B1,1WAIT_SEND_B0,1WAIT_SEND_B1",
+    )
 ]
 # bounds of `run_with_bounds` that hold and can be no higher; that of the solver is on trust
 TIGHT = {"path": 12.75, "worker": 12.75, "stage": 11.75, "memory chain": 12.75}

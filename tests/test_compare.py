@@ -18,6 +18,7 @@ LARGE = "--model", "gpt-22b", "--system", "h100", "--minibatch", 16, "--tensor-p
 SIZE = {"num_workers": 4, "num_microbatches": 8}
 PIPE = pj.schedules.build("1f1b", **SIZE)
 ONE = ["0F0", "0F1", "0B0", "0B1"]
+ASSUMES = "the formula assumes equal stages, F = B"
 
 
 def levels(name, p=4, m=8, link="delay", slots=None, **costs):
@@ -26,31 +27,26 @@ def levels(name, p=4, m=8, link="delay", slots=None, **costs):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("name", "arguments", "why"),
     [
-        ({"name": "1f1b", "transmit": 1.0}, r"run above table: messages take [\d.]+ %"),
-        ({"name": "chimera"}, "assumes equal stages, F = B, .*; slots here are F = 1, B = 2"),
+        ("1f1b", {"transmit": 1.0}, r"run above table: messages take [\d.]+ %"),
+        ("chimera", {}, "assumes equal stages, F = B, .*; slots here are F = 1, B = 2"),
+        ("chimera", {"slots": {"F": 1, "B": 2}}, f"table above formula: {ASSUMES}"),
+        ("gpipe", {"forward": [1.0, 2.0, 1.0, 1.0]}, "stages are unequal"),
+        ("chimera", {"backward": 1.0, "all_reduce": 3.0}, "all-reduce and update take"),
+        ("hanayo", {}, "no formula: no closed form is"),
+        ("gpipe", {}, "all three agree"),
+        ("interleaved-1f1b", {"m": 6}, r"in flight: .* says 11, the table holds 12"),
         (
-            {"name": "chimera", "slots": {"F": 1, "B": 2}},
-            "table above formula: the formula assumes equal stages, F = B",
-        ),
-        ({"name": "gpipe", "forward": [1.0, 2.0, 1.0, 1.0]}, "stages are unequal"),
-        ({"name": "chimera", "backward": 1.0, "all_reduce": 3.0}, "all-reduce and update take"),
-        ({"name": "hanayo"}, "no formula: no closed form is"),
-        ({"name": "gpipe"}, "all three agree"),
-        ({"name": "interleaved-1f1b", "m": 6}, r"in flight: .* says 11, the table holds 12"),
-        (
-            {"name": "dualpipe", "pair_factor": 0.0},
+            "dualpipe",
+            {"pair_factor": 0.0},
             r"run below table: fused pairs overlap \(pair factor 0\)",
         ),
-        (
-            {"name": "dualpipe", "pair": 2.5},
-            "run below table: fused pairs have a time of their own",
-        ),
+        ("dualpipe", {"pair": 2.5}, "run below table: fused pairs have a time of their own"),
     ],
 )
-def test_why(arguments, why):
-    assert re.search(why, levels(**{"forward": 1.0, "backward": 2.0, **arguments}).why)
+def test_why(name, arguments, why):
+    assert re.search(why, levels(name, **{"forward": 1.0, "backward": 2.0, **arguments}).why)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe", "interleaved-1f1b"])

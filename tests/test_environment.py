@@ -60,29 +60,21 @@ QUIET = {  # id -> (command, how the shell runs it): answered, and nothing on st
     "drawing, no TMPDIR": ("drawing", "TMPDIR=/nonexistent {}"),
     "folder deleted": ("evaluate", "mkdir d; cd d; rmdir ../d; {}"),
 }
+NO_CACHE, JAX_CACHE = "unset PIPEJAX_CACHE XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"
+NO_FOLDER = "warning: store: /dev/null/.* is not used: Not a directory\n"
 SLOW = {
     **{case: (*run, 0, "") for case, run in QUIET.items()},
     "help, stdout closed": ("help", "{} >&-", 2, "error: standard output: Bad file.*\n"),
     "show, reader left": ("show", "{} | true", 141, ""),
     "all closed": ("evaluate", "{} <&- >&- 2>&-", 2, ""),
     "stderr full": ("mistake", "{} 2>/dev/full", 2, ""),
-    "HOME is no folder": (
-        "optimize",
-        "unset PIPEJAX_CACHE XDG_CACHE_HOME; HOME=/dev/null {}",
-        0,
-        "warning: store: /dev/null/.* is not used: Not a directory\n",
-    ),
+    "HOME is no folder": ("optimize", f"{NO_CACHE}; HOME=/dev/null {{}}", 0, NO_FOLDER),
     "store cannot be": ("optimize", "PIPEJAX_CACHE=/proc/x {}", 0, "warning: store: /proc/x .*\n"),
     "store is a file": ("optimize", "touch f; PIPEJAX_CACHE=f {}", 0, "warning: store: f .*\n"),
     "drawing, folder deleted": ("drawing", "mkdir d; cd d; rmdir ../d; {}", 2, "error: --out .*\n"),
     "no such platform": ("plan", "JAX_PLATFORMS=cuda {}", 2, "error: JAX_PLATFORMS=cuda .*\n"),
     "no truth value": ("plan", "JAX_DEBUG_NANS=abc {}", 2, "error: .*'abc'.*'JAX_DEBUG_NANS'\n"),
-    "no cache of JAX": (
-        "plan",
-        "JAX_COMPILATION_CACHE_DIR=/proc/x {}",
-        0,
-        "(warning: .*/proc/x'\n)*",
-    ),
+    "no cache of JAX": ("plan", f"{JAX_CACHE}=/proc/x {{}}", 0, "(warning: .*/proc/x'\n)*"),
     "XLA's flags": ("plan", "XLA_FLAGS=--bogus {}", 1, ".*Unknown flag in XLA_FLAGS: --bogus\n"),
 }
 

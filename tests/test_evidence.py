@@ -162,34 +162,26 @@ def test_no_layout_that_nobody_measured_stands_first(layouts):
 
 def test_evaluate_says_what_its_step_time_rests_on(call):
     line = ("evaluate", "-s", "1f1b", "-P", 2, "-M", 4, "--minibatch", 4, "--tensor-parallel", 8)
-    for model, system, message in (
+    dense, sparse = "llama3-8b", "mixtral-8x7b"
+    for model, system, *messages in (
         (
-            "llama3-8b",
-            "h100",
+            *(dense, "h100"),
             "likely range: 426 ms to 543 ms (90 % of runs, from our errors on 9 data sources of",
-        ),
-        (
-            "llama3-8b",
-            "h100",
             "21 runs of NVIDIA/dgxc-benchmarking (16 bits, ZeRO 0 to 2, no experts) on h100",
-        ),
-        (
-            "llama3-8b",
-            "h100",
             "our step times are 1.1 % off on average (bias: 0.188 % too long); the likely",
+            "of dense models on Hopper)\nclosest to 21 measured runs (NVIDIA",
         ),
         (
-            "llama3-8b",
+            dense,
             "h200",
             "(NVIDIA/dgxc-benchmarking, h100): 1.1 % off there; your run differs: h200\n",
         ),
-        ("llama3-8b", "h100", "of dense models on Hopper)\nclosest to 21 measured runs (NVIDIA"),
-        ("llama3-8b", "gb200", "of dense models on Blackwell"),
-        ("mixtral-8x7b", "h100", "(16 bits, ZeRO 0 to 2, experts within nodes)"),
-        ("llama3-8b", "mi300x", "extrapolated: nobody measured such runs (16 bits, ZeRO 0 to 2"),
+        (dense, "gb200", "of dense models on Blackwell"),
+        (sparse, "h100", "(16 bits, ZeRO 0 to 2, experts within nodes)"),
+        (dense, "mi300x", "extrapolated: nobody measured such runs (16 bits, ZeRO 0 to 2"),
     ):
         code, text, _ = call(*line, "--model", model, "--system", system, "--details")
-        assert (code, message in text) == (0, True), (system, text)
+        assert (code, [message for message in messages if message not in text]) == (0, []), text
 
 
 def test_a_plan_has_the_band_of_evaluate(layouts):

@@ -27,6 +27,9 @@ from pipejax.search.remedies.changes import schedules
 from pipejax.search.remedies.explain import shortens
 
 LINKS = list(LINK_MODELS)
+OWN_FILE = "your own schedule file or code"
+THIN = {"data_parallel": 64, "zero": 1, "expert_parallel": 16, "precision": "mxfp8"}
+SPLIT = {"tensor_parallel": 8, "sequence_parallel": True}
 BUILT = [
     ("1f1b", 4, 16, {}),
     ("gpipe", 3, 7, {}),
@@ -1139,20 +1142,13 @@ def test_a_slow_stage_is_a_cause_where_an_even_split_would_help_less(data, stage
         # options of launchers against options, though ZB-H1 by code saves more
         ("1f1b", ("looped-bfs", "zb-h1"), None, ("looped-bfs", 2, "an option of torchtitan"), ""),
         # a run that needs code itself is held against all that code brings
-        ("zb-h1", ("looped-bfs",), None, ("looped-bfs", 4, "your own schedule file or code"), ""),
-        (
-            "zb-h1",
-            ("looped-bfs", "dualpipe"),
-            4.0,
-            ("dualpipe", 1, "your own schedule file or code"),
-            "",
-        ),
+        ("zb-h1", ("looped-bfs",), None, ("looped-bfs", 4, OWN_FILE), ""),
+        ("zb-h1", ("looped-bfs", "dualpipe"), 4.0, ("dualpipe", 1, OWN_FILE), ""),
         ("zb-h1", ("dualpipe", "zb-v"), None, None, "zb-v"),  # saves 5.4 %, DualPipe 3.8 %
         ("zb-h1", ("looped-bfs", "zb-v"), 4.0, None, "zb-v"),
     ],
 )
 def test_memory_costs_only_what_nothing_that_fits_saves(base, names, limit, ruled_out, fitting):
-
     def step_time(name, stages):
         more = {"stages_per_worker": stages} if name == "looped-bfs" else {}
         part = 4 / (build(name, 4, 8, **more).num_stages)
@@ -1242,24 +1238,18 @@ def test_remedies_fit_as_plans_do(answer, answer_and_text, launcher, schedule, p
 
 
 LEVELS = ("none", "selective", "full", "layernorm", "mlp", "moe", "moe_act", "half_products")
-SIZED = [  # launcher, model, system, microbatches, fields; most do not fit without recomputation
-    (
-        "Megatron-Bridge",
-        "qwen3-235b-a22b",
-        "gb200",
-        16,
-        {"data_parallel": 64, "zero": 1, "expert_parallel": 16, "precision": "mxfp8"},
-    ),
-    ("Megatron-LM", "mixtral-8x7b", "h100", 16, {"expert_parallel": 8, "data_parallel": 8}),
-    (
-        "Megatron-LM",
-        "gpt3-175b",
-        "h100",
-        16,
-        {"tensor_parallel": 8, "sequence_parallel": True, "data_parallel": 16, "zero": 1},
-    ),
-    ("torchtitan", "llama3-8b", "h100", 16, {"data_parallel": 8, "zero": 1}),
+SIZED = [  # launcher, model, system, fields; most do not fit without recomputation
+    ("Megatron-Bridge", "qwen3-235b-a22b", "gb200", THIN),
+    ("Megatron-LM", "mixtral-8x7b", "h100", {"expert_parallel": 8, "data_parallel": 8}),
+    ("Megatron-LM", "gpt3-175b", "h100", SPLIT | {"data_parallel": 16, "zero": 1}),
+    ("torchtitan", "llama3-8b", "h100", {"data_parallel": 8, "zero": 1}),
 ]
+
+
+def interleaved(workload, system, microbatches):
+    """Return a modelled run of two stages on each of four workers."""
+    how = {"options": {"stages_per_worker": 2}, "costs": pj.costing.ModelCosts(workload, system)}
+    return pj.Scenario("interleaved-1f1b", 4, microbatches, **how)
 
 
 def fastest_level(launcher, workload, system, table, limit):
@@ -1279,25 +1269,18 @@ def fastest_level(launcher, workload, system, table, limit):
 @pytest.mark.parametrize("case", SIZED, ids=lambda case: case[0])
 @pytest.mark.parametrize("doubled", [False, True])
 def test_no_recomputation_of_the_launcher_that_fits_is_faster(case, doubled):
-    launcher, model, name, count, fields = case
+    launcher, model, name, fields = case
     system = pj.load_system(name)
     workload = pj.Workload(pj.load_model(model), minibatch=32, **fields)
-    schedule, stages = "interleaved-1f1b", {"stages_per_worker": 2}
-    table = build(schedule, 4, count, **stages)
-    start = pj.Scenario(
-        schedule,
-        num_workers=4,
-        num_microbatches=count * (1 + doubled),
-        options=stages,
-        costs=pj.costing.ModelCosts(workload, system),
-    )
-    result = pj.explain(start, launcher=launcher, schedules=[schedule])
+    table = build("interleaved-1f1b", 4, 16, stages_per_worker=2)
+    start = interleaved(workload, system, 16 * (1 + doubled))
+    result = pj.explain(start, launcher=launcher, schedules=["interleaved-1f1b"])
     limit = result.memory.limit
     level, step = fastest_level(launcher, workload, system, table, limit)
     rows = {row.what: row.step_time for row in result.remedies if row.shelf == "launcher"}
     name = f"recomputation {level}"
     if doubled:
-        name = f"2 times the microbatch size ({count} microbatches) with {name}"
+        name = f"2 times the microbatch size (16 microbatches) with {name}"
     if doubled and step > result.step_time and result.memory.fits(result.memory.begin):
         assert name not in rows
         return
@@ -1312,15 +1295,7 @@ def test_a_remedy_against_a_slow_host_shortens_the_time_that_the_host_takes():
     quick = dict.fromkeys(("launch", "collective", "layer", "microbatch"), 0.0)
     quick = dataclasses.replace(system, host=dataclasses.replace(slow, **quick))
     model = pj.load_model("qwen3-235b-a22b")
-    fields = {"data_parallel": 64, "zero": 1, "expert_parallel": 16, "precision": "mxfp8"}
-    workload = pj.Workload(model, minibatch=16, **fields)
-    start = pj.Scenario(
-        "interleaved-1f1b",
-        num_workers=4,
-        num_microbatches=16,
-        options={"stages_per_worker": 2},
-        costs=pj.costing.ModelCosts(workload, system),
-    )
+    start = interleaved(pj.Workload(model, minibatch=16, **THIN), system, 16)
     names = ["interleaved-1f1b", "combined-1f1b"]
     result = pj.explain(start, launcher="Megatron-Bridge", schedules=names)
     assert result.bottleneck.kind == "host"

@@ -162,11 +162,7 @@ COUNTED = {
     "mixtral-8x7b": (MIXTRAL, 46702792704, 46702792704),
     "phi-3-mini": (CONFIGS["phi-3-mini"], 3821079552, 3821079552),
     # a tied embedding; two of four norms of a layer, 2 x 42 x 3584, are left out
-    "gemma-2-9b": (
-        CONFIGS["gemma-2-9b"],
-        9241705984 - 2 * 42 * 3584,
-        9241705984 - 2 * 42 * 3584,
-    ),
+    "gemma-2-9b": (CONFIGS["gemma-2-9b"], *[9241705984 - 2 * 42 * 3584] * 2),
 }
 
 

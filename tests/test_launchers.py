@@ -33,6 +33,7 @@ EIGHTS = {"expert_parallel": 8, "data_parallel": 4}
 EIGHT = {"tensor_parallel": 8}
 JOB = ("-y", "h100", "-s", "1f1b", "-P", 4, "-M", 8, "--minibatch", 8)
 BESIDE = "experts beside compute"
+ONE_STAGE = "one stage for each worker (it goes with several)"
 EAGER = ("--stack", "torchtitan-2024-eager")
 TITAN = ("--sequence-parallel", "--zero", 1, "--embedding-units", 1, "--loss-units", 1)
 SPLIT = (*JOB, "--tensor-parallel", 2, "--data-parallel", 2)
@@ -490,12 +491,7 @@ def test_experts_beside_compute(schedule, fields, lacks):
         # nothing travels where each worker has all experts
         ("interleaved-1f1b", 2, {"expert_overlap": 1.0}, None),
         ("combined-1f1b", 2, {}, f"{BESIDE} without expert parallelism"),
-        (
-            "combined-1f1b",
-            1,
-            {**EIGHTS, "expert_parallel": 4},
-            f"{BESIDE} with one stage for each worker (it goes with several)",
-        ),
+        ("combined-1f1b", 1, {**EIGHTS, "expert_parallel": 4}, f"{BESIDE} with {ONE_STAGE}"),
     ],
 )
 def test_the_order_of_experts_beside_compute_has_needs(schedule, stages, fields, lacks):
