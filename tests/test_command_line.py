@@ -16,7 +16,7 @@ import pytest
 from pages.options import DIFFERENT_DEFAULTS, option_defaults, options_page
 from pipejax.base.data_files import read_quantity
 from pipejax.cli.app import COMMANDS, command_function
-from pipejax.cli.options import catalogue, run, scenario, tables
+from pipejax.cli.options import catalogue, scenario, tables
 from pipejax.cli.options.catalogue import (
     CATALOGUE,
     COMMAND_GROUPS,
@@ -147,7 +147,7 @@ def test_an_example_is_a_command_line(name):
 def test_a_detail_is_of_an_option_of_its_command_or_record():
     commands = {command_function(name).__name__: command_function(name) for name in COMMANDS}
     modules = [sys.modules[command.__module__] for command in commands.values()]
-    modules = [*modules, tables, run]
+    modules = [*modules, tables]
     records = {name: part for module in modules for name, part in vars(module).items()}
     for name, details in DETAILS.items():
         described = (records | commands)[name]
