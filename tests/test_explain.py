@@ -870,7 +870,7 @@ def test_start_and_end_that_save_most_come_first(answer_and_text, tmp_path, exch
     assert (cause["kind"], cause["seconds"]) == (first[0], pytest.approx(first[1]))
     share = f"start and end of the pipeline take {100 * 9 / step:.3g} % of the step"
     if first[0] == "schedule":
-        assert cause["why"] == f"{share}, of which schedule zb-h1 saves {100 * 6 / step:.3g} %"
+        assert cause["why"] == f"{share}, and schedule zb-h1 would save {100 * 6 / step:.3g} %"
         assert lines[0].endswith(cause["why"])
     elif names == ["1f1b"]:
         text = f"start and end of the pipeline take 9 s ({100 * 9 / step:.3g} % of the step)"

@@ -205,8 +205,8 @@ def evidence_lines(record: Mapping[str, Any] | None, regime: str, system: str) -
         expected = f"likely range: {ends} (90 % of runs, from our errors on {basis})"
     yield plain(expected)
     yield plain(
-        f"closest to {record['configurations']} measured runs ({_sources(record)}, "
-        f"{record['system']}): {record['mean_error']:.3g} % off there{differs}"
+        f"most similar measured runs: {record['configurations']} ({_sources(record)}, "
+        f"{record['system']}), predicted {record['mean_error']:.3g} % off on average{differs}"
     )
 
 
@@ -287,7 +287,7 @@ def _break_even(plan: "PlanResult") -> Iterator[object]:
 
     if plan.tied > 1:
         yield (
-            f"{plan.tied} layouts tie: they differ by less than errors of such predictions do "
+            f"{plan.tied} layouts tie: their times differ by less than our predictions are off "
             "(--details lists them)"
         )
         return

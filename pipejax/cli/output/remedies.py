@@ -312,7 +312,7 @@ def _remedy_text(
     verb = "saves" if row["saves"] >= 0 else "fits and takes longer by"
     saves = _with_share(abs(row["saves"]), explanation, step)
     what = row["what"].removeprefix("combined: ").replace(": all", " so that all")
-    name = what.replace(": ", " ").replace("; ", " and ") + (" together" if "; " in what else "")
+    name = what.replace(": ", " ").replace("; ", " + ")
     name = name.replace("order of", "a better order of").replace("over stages so", "moved so")
     return f"{name}: {verb} {saves}{needs}"
 

@@ -196,7 +196,8 @@ def microbatches(
             continue
         if workload.minibatch % new_count:
             continue
-        what = f"{1 / factor:g} times the microbatch size ({new_count} microbatches)"
+        share = f"1/{factor} of" if factor > 1 else "2 times"
+        what = f"{share} the microbatch size ({new_count} microbatches)"
         try:
             options = scenario.options  # so a planned schedule is planned for the new times
             resized = run.rebuilt(what, num_microbatches=new_count, options=options)

@@ -601,7 +601,7 @@ class _Shelves:
         if end_seconds < LARGE_ENDS * step or saved <= NEGLIGIBLE * step:
             return faults
         if saved < end_seconds:
-            why += f", of which {best.what} saves {100 * saved / step:.3g} %"
+            why += f", and {best.what} would save {100 * saved / step:.3g} %"
         end_fault = Fault("schedule", 0.0, why)
         end_fault = next((fault for fault in faults if fault.kind == "microbatches"), end_fault)
         others = [fault for fault in faults if fault is not end_fault]
