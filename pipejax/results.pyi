@@ -27,7 +27,7 @@ from pipejax.search.calibration.calibrate import Calibration as Calibration
 from pipejax.search.calibration.calibrate_links import LinkCalibration as LinkCalibration
 from pipejax.search.found import Found as Found
 from pipejax.search.orders.deal import Deal as Deal
-from pipejax.search.orders.microbatches import MicrobatchOrder as MicrobatchOrder
+from pipejax.search.orders.permutations import MicrobatchOrder as MicrobatchOrder
 from pipejax.search.orders.places import WorkerPlaces as WorkerPlaces
 from pipejax.search.orders.transfers import TransferOrder as TransferOrder
 from pipejax.search.partition.partition import Partition as Partition

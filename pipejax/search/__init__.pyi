@@ -1,7 +1,7 @@
 """Searches beside `pj.optimize` and `pj.tune`, each with a bound on what it did not try."""
 
 from pipejax.search.orders.deal import deals as deals
-from pipejax.search.orders.microbatches import microbatches as microbatches
+from pipejax.search.orders.permutations import microbatches as microbatches
 from pipejax.search.orders.places import places as places
 from pipejax.search.orders.transfers import messages as messages
 from pipejax.search.partition.partition import layers as layers

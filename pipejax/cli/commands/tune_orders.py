@@ -222,8 +222,7 @@ def microbatches(
     out: Annotated[Output, JSON] = NO_OUTPUT,
 ) -> Answer:
     """Find the best order of unequal microbatches; compare sorted and random orders."""
-    from pipejax.search.orders.microbatches import MicrobatchSearch
-    from pipejax.search.orders.permutations import num_orders
+    from pipejax.search.orders.permutations import MicrobatchSearch, num_orders
 
     scenario = run.scenario()
     table = build(scenario)

@@ -25,7 +25,7 @@ from pipejax.schedules.cells.ops import ScheduleError
 from pipejax.schedules.naming import find
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.links import POSTINGS
-from pipejax.search.orders.microbatches import MicrobatchSearch
+from pipejax.search.orders.permutations import MicrobatchSearch
 from pipejax.search.orders.places import PlacementSearch
 from pipejax.search.orders.transfers import messages
 from pipejax.search.partition.partition import layers as split_layers
