@@ -24,7 +24,6 @@ from pipejax.traces.findings.attribution import Attribution, attribute
 from pipejax.traces.findings.op_times import OpTimes, cost_fields, measured_costs, op_times
 from pipejax.traces.findings.suspects import MAX_LISTED, Suspect, odd_steps, slow_machines, suspects
 from pipejax.traces.record import LeftOut, Trace
-from pipejax.traces.replaying.messages import scale_links
 from pipejax.traces.replaying.pipelines import (
     Pipeline,
     PipelineOps,
@@ -37,6 +36,7 @@ from pipejax.traces.replaying.replay import (
     Replay,
     find_late_launches,
     replay_late_launches,
+    scale_links,
 )
 
 MAX_ROUNDS = 20  # largest number of rounds of the search; more rounds save little

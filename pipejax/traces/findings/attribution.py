@@ -18,8 +18,7 @@ from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.longest_path import run_in_place
 from pipejax.base.progress import OnProgress, telling
 from pipejax.traces.record import NONE, collective_scope
-from pipejax.traces.replaying.messages import link_name
-from pipejax.traces.replaying.replay import Replay
+from pipejax.traces.replaying.replay import Replay, link_name
 from pipejax.traces.replaying.step_graph import find_non_ops, step_graph
 
 Times = Float[NumpyArray, "runs nodes"]

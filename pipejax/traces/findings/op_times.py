@@ -11,17 +11,17 @@ from pipejax.base.checks import check_types
 from pipejax.base.display import ResultList, short_repr
 from pipejax.costs.costs import PHASE_FIELDS, Costs
 from pipejax.traces.record import MESSAGES, NONE, OPS
-from pipejax.traces.replaying.messages import (
+from pipejax.traces.replaying.pipelines import Pipeline, PipelineOps, Pipelines, cell_slices
+from pipejax.traces.replaying.replay import (
     LinkTimes,
     MessageEvidence,
+    Replay,
     best_evidence,
     by_link,
     link_ends,
     link_name,
     simple_evidence,
 )
-from pipejax.traces.replaying.pipelines import Pipeline, PipelineOps, Pipelines, cell_slices
-from pipejax.traces.replaying.replay import Replay
 
 PerStage = Float[NumpyArray, "stages *microbatches"]
 PerWorker = Mapping[int, float]

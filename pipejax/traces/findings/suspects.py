@@ -25,9 +25,15 @@ from pipejax.traces.clocks import Offset
 from pipejax.traces.findings.attribution import JobSteps, job_steps
 from pipejax.traces.findings.op_times import cost_fields
 from pipejax.traces.record import MESSAGES, NONE, OPS, Trace
-from pipejax.traces.replaying.messages import FIRST, by_link, link_workers, simple_evidence
 from pipejax.traces.replaying.pipelines import PipelineOps, Pipelines, op_name
-from pipejax.traces.replaying.replay import Replay, group_ops
+from pipejax.traces.replaying.replay import (
+    FIRST,
+    Replay,
+    by_link,
+    group_ops,
+    link_workers,
+    simple_evidence,
+)
 
 MIN_RATIO = 1.1  # smallest ratio of an outlier to the median of the others
 MIN_Z = 5.0  # smallest excess of an outlier, in standard errors
