@@ -19,8 +19,7 @@ from pipejax.runtimes.exports import add_runtime_cells, check_exportable, to_jax
 from pipejax.runtimes.formats import FORMATS
 from pipejax.runtimes.gloo import runtime
 from pipejax.runtimes.processes import RuntimeJob
-from pipejax.runtimes.spmd.execute import SmallModel
-from pipejax.runtimes.spmd.instructions import LEFT_OUT
+from pipejax.runtimes.spmd.execute import LEFT_OUT, SmallModel
 from pipejax.runtimes.spmd.runtime import run_tables
 from pipejax.schedules.cells.ops import SHARDING, WAIT_SEND, Phase, format_cell
 from pipejax.schedules.table.communication_cells import (

@@ -17,21 +17,19 @@ from pipejax.base.array_types import Array, Float, Int, NumpyArray
 from pipejax.base.checks import wrong
 from pipejax.runtimes.processes import RuntimeJob, RuntimeRun, call_together, serve
 from pipejax.runtimes.spmd.execute import (
+    LEFT_OUT,
     SmallModel,
+    SpmdSizes,
     StageParameters,
     TrainingData,
     WorkerState,
     execute,
-    stage_parameters,
-    training_data,
-    unpipelined,
-)
-from pipejax.runtimes.spmd.instructions import (
-    LEFT_OUT,
-    SpmdSizes,
     instruct,
     local_stage_index,
     sizes_for,
+    stage_parameters,
+    training_data,
+    unpipelined,
 )
 from pipejax.schedules.cells.cells import NOWHERE
 from pipejax.schedules.cells.ops import Phase
