@@ -230,9 +230,8 @@ def _linked(source: str) -> str:
 def _picture(schedule: Shown) -> bytes:
     """Draw the timeline above the memory."""
     # matplotlib takes a second to import
-    from pipejax.plots.bars import Curves
     from pipejax.plots.caption import choose_unit
-    from pipejax.plots.timeline import Drawing, Panel, draw_panels
+    from pipejax.plots.timeline import Curves, Drawing, Panel, draw_panels
 
     curves = Curves(_held(schedule), "activations held", "{:.3g}".format)
     figure = draw_panels(

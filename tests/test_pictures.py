@@ -28,7 +28,7 @@ from pipejax.analysis.runs.timeline import (
 from pipejax.base import display
 from pipejax.cli.output.terminal_timeline import ShownRun, print_legend, print_run
 from pipejax.plots import palette
-from pipejax.plots.bars import HATCH, _Number
+from pipejax.plots.timeline import HATCH, _Number
 
 LEAST_LIGHTNESS = 9.0  # between forwards and backwards, in CIE L*
 COSTS = pj.Costs(forward=1.0, backward=2.0, transmit=0.3)
@@ -309,7 +309,7 @@ def test_parts_of_a_run():
 def test_large_pictures_are_pixels_and_not_drawn_unasked(chimera, monkeypatch):
     monkeypatch.setattr(display, "MAX_CELLS", 10)
     assert chimera._repr_svg_() is None
-    monkeypatch.setattr("pipejax.plots.bars.MAX_SHAPES", 10)
+    monkeypatch.setattr("pipejax.plots.timeline.MAX_SHAPES", 10)
     assert "<image" in chimera.plot()._repr_svg_()
 
 

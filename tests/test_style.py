@@ -13,10 +13,10 @@ from figures.kit.rules import AXES_DIFFER, describe, faults, figure_caption
 from pipejax.analysis.runs.evaluate import ActivationMemory
 from pipejax.analysis.uncertainty.sensitivity import PARAMETERS
 from pipejax.plots import palette, style
-from pipejax.plots.bars import Curves, draw_memory
 from pipejax.plots.charts import PARAMETER_NAMES, draw_delays, draw_predictions, draw_tornado
 from pipejax.plots.fronts import Shown, draw_results
 from pipejax.plots.heat_maps import Height, Side, draw_regions
+from pipejax.plots.timeline import Curves, draw_memory
 from pipejax.schedules import Grammar, OpKind
 from pipejax.schedules.cells.ops import KINDS, MICROBATCH, Phase
 

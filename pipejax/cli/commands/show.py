@@ -183,8 +183,7 @@ def _scene(
 
 def _draw(scene: Scene, paper: "Paper", out: Output, caption_out: Output) -> None:
     """Draw to a file, and write the caption to its file, if options name these files."""
-    from pipejax.plots.bars import Curves
-    from pipejax.plots.timeline import Drawing, Panel, draw_panels
+    from pipejax.plots.timeline import Curves, Drawing, Panel, draw_panels
 
     panels = []
     for (name, run), memory in zip(scene.runs.items(), scene.held, strict=True):
