@@ -4,28 +4,10 @@ import json
 import sqlite3
 import struct
 from contextlib import closing
+from pathlib import Path
 from typing import NamedTuple
 
-TABLES = {
-    "StringIds": "id INTEGER PRIMARY KEY, value TEXT NOT NULL",
-    "TARGET_INFO_SESSION_START_TIME": "utcEpochNs INTEGER, utcTime TEXT, localTime TEXT",
-    "PROCESSES": "globalPid INTEGER, pid INTEGER, name TEXT",
-    "NVTX_EVENTS": "start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, "
-    "rangeId INTEGER, text TEXT, globalTid INTEGER, endGlobalTid INTEGER, textId INTEGER, "
-    "domainId INTEGER, jsonTextId INTEGER, jsonText TEXT, binaryData TEXT",
-    "CUPTI_ACTIVITY_KIND_RUNTIME": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
-    "eventClass INTEGER NOT NULL, globalTid INTEGER, correlationId INTEGER, "
-    "nameId INTEGER NOT NULL, returnValue INTEGER NOT NULL, callchainId INTEGER",
-    "CUPTI_ACTIVITY_KIND_KERNEL": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
-    "deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, "
-    "correlationId INTEGER, globalPid INTEGER, demangledName INTEGER NOT NULL, "
-    "shortName INTEGER NOT NULL, graphNodeId INTEGER",
-    "CUPTI_ACTIVITY_KIND_MEMCPY": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
-    "deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, "
-    "correlationId INTEGER, globalPid INTEGER, bytes INTEGER NOT NULL, copyKind INTEGER NOT NULL",
-    "NVTX_PAYLOAD_SCHEMA_ENTRIES": "domainId INTEGER, schemaId INTEGER, idx INTEGER, "
-    "type INTEGER, name TEXT, offset INTEGER",
-}
+TABLES = json.loads((Path(__file__).parent / "data" / "nsight_tables.json").read_text())
 COLLECTIVE_SCHEMA = 100
 COPY_TO_DEVICE = 1
 

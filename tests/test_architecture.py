@@ -4,6 +4,7 @@ import ast
 import functools
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from near import ALWAYS, FILES as TEST_FILES, TESTS, near_tests
@@ -11,47 +12,7 @@ from public_names import NAMES
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pipejax"
-RANK = {
-    "base": 0,
-    "checker": 0,
-    "schedules": 1,
-    "costs": 2,
-    "engine": 3,
-    "analysis": 4,
-    "search": 5,
-    "sweep": 5,
-    "runtimes": 5,
-    "training": 5,
-    "plots": 5,
-    "traces": 6,
-    "cli": 7,
-}
-# inside three rooms folders and files have an order too: what is not named stands above the rest
-ORDER = {
-    "costs": (
-        *("array_functions", "precision", "costs", "scaling", "planning", "topology", "system"),
-        *("model", "layers", "stage", "measured"),
-    ),
-    "schedules": ("cells", "legality", "table", "heuristics", "builders"),
-    "engine": ("lowering", "pricing", "recurrence", "batched"),
-    "analysis": ("runs", "certificates", "formula", "paths", "uncertainty", "comparison", "step"),
-}
-# who may import what is large or an extra
-HEAVY = {
-    "matplotlib": {"plots", "cli"},
-    "jinja2": {"plots"},
-    "cyclopts": {"cli"},
-    "rich": {"cli"},
-    "xarray": {"analysis", "sweep", "training", "traces", "cli"},
-    "zarr": {"sweep"},
-    "distributed": {"sweep"},
-    "filelock": {"base", "cli"},
-    "platformdirs": {"base"},
-    "ortools": {"search"},
-    "pyarrow": {"traces"},
-    "networkx": set(),
-    "hypothesis": set(),
-}
+RANK, ORDER, HEAVY = tomllib.loads((ROOT / "tests/data/rooms.toml").read_text()).values()
 FILES = sorted(PACKAGE.rglob("*.py"))
 DOORS = {"pipejax", *(f"pipejax.{room}" for room in NAMES if room)}
 

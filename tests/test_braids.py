@@ -5,6 +5,7 @@ Rules and orders are written down again: of Megatron-LM from `TransformerLayerSc
 """
 
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -246,25 +247,8 @@ def test_encoders_hold_no_more_than_they_may(entry, held):
 # BitPipe (arXiv:2410.19367) against its authors' pictures and the event loop of the tests:
 # those of wuhouming/BitPipe, docs/BitPipe_images (BitPipe-v.svg, and scale-moreb.svg, b): four
 # workers, F = 1 and B = 2 slots of a stage
-# f, g: forwards on a worker's first and second stage of a pipe; b, c: their backwards
-FOUR = """
-f1 . f2 f3 g3 f4 g4 g1 c1 c1 g2 . c2 c2 c3 c3 b3 b3 c4 c4 b4 b4 b1 b1 . . b2 b2
-. f1 f3 f2 f4 g3 g1 g4 g2 . c1 c1 c3 c3 c2 c2 c4 c4 b3 b3 b1 b1 b4 b4 b2 b2 . .
-. f3 f1 f4 f2 g1 g3 g2 g4 . c3 c3 c1 c1 c4 c4 c2 c2 b1 b1 b3 b3 b2 b2 b4 b4 . .
-f3 . f4 f1 g1 f2 g2 g3 c3 c3 g4 . c4 c4 c1 c1 b1 b1 c2 c2 b2 b2 b3 b3 . . b4 b4
-"""
-EIGHT = """
-f1 . f2 f3 g3 f4 g4 g1 c1 c1 g2 . c2 c2 c3 c3 b3 b3 c4 c4 b4 b4 b1 b1 f5 f6 b2 b2
-. f1 f3 f2 f4 g3 g1 g4 g2 . c1 c1 c3 c3 c2 c2 c4 c4 b3 b3 b1 b1 b4 b4 b2 b2 f5 f7
-. f3 f1 f4 f2 g1 g3 g2 g4 . c3 c3 c1 c1 c4 c4 c2 c2 b1 b1 b3 b3 b2 b2 b4 b4 f7 f5
-f3 . f4 f1 g1 f2 g2 g3 c3 c3 g4 . c4 c4 c1 c1 b1 b1 c2 c2 b2 b2 b3 b3 f7 f8 b4 b4
-"""
-BEHIND = """
-f7 g7 f8 g8 g5 c5 c5 g6 . c6 c6 c7 c7 b7 b7 c8 c8 b8 b8 b5 b5 . . b6 b6
-f6 f8 g7 g5 g8 g6 . c5 c5 c7 c7 c6 c6 c8 c8 b7 b7 b5 b5 b8 b8 b6 b6 . .
-f8 f6 g5 g7 g6 g8 . c7 c7 c5 c5 c8 c8 c6 c6 b5 b5 b7 b7 b6 b6 b8 b8 . .
-f5 g5 f6 g6 g7 c7 c7 g8 . c8 c8 c5 c5 b5 b5 c6 c6 b6 b6 b7 b7 . . b8 b8
-"""
+PICTURES = (Path(__file__).parent / "data" / "bitpipe.txt").read_text().split("\n\n")
+_, FOUR, EIGHT, BEHIND = PICTURES
 PAIR = pj.Costs(forward=1.0, backward=2.0)
 
 

@@ -34,6 +34,9 @@ from pipejax.runtimes.formats import FORMATS
 
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
 TIMES = ["-T", "F=1,B=2"]
+DATA = Path(__file__).parent / "data"
+CONFIG = (DATA / "options.toml").read_text()
+COMPLETED = json.loads((DATA / "completions.json").read_text())  # words by line
 
 
 def options(name):
@@ -184,23 +187,6 @@ def test_none_is_a_value_like_others():
     shown = arguments("sweep show", "none", "--where", "none", "--out", "none")
     assert (shown["dataset"], shown["where"]) == (Path("none"), ["none"])
     assert shown["out"].path == Path("none")
-
-
-CONFIG = """
-schedule = "1f1b"
-workers = 4
-microbatches = 8
-stage-times = {F = 1, B = 2}
-corner = ["slow:transmit*2", "hot:compute*2"]
-json = true
-slack = false
-
-[evaluate]
-comm = 0.5
-
-[compare]
-schedules = ["gpipe", "1f1b"]
-"""
 
 
 def configured(folder, text, suffix=".toml"):
@@ -357,28 +343,6 @@ def test_a_script_completes_what_there_is(call, shell):
         assert word in script
     if shell == "bash":
         assert "--planned-comm" in script
-
-
-COMPLETED = {
-    "pipejax eval": ["evaluate"],
-    "pipejax evaluate --schedule 1f": ["1f1b"],
-    "pipejax evaluate -s 1f": ["1f1b"],
-    "pipejax evaluate --schedule = hana": ["hanayo"],
-    "pipejax evaluate --latenc": ["--latency"],
-    "pipejax plan --latenc": [],
-    "pipejax tune --model llama3-7": ["llama3-70b"],
-    "pipejax tune mic": ["microbatches"],
-    "pipejax tune messages --wors": ["--worst"],
-    "pipejax export --format ch": ["chrome-trace"],
-    "pipejax evaluate --format la": ["latex"],
-    "pipejax swe": ["sweep"],
-    "pipejax sweep s": ["show"],
-    "pipejax sweep show mi": ["mine.csv"],
-    "pipejax sweep show --par": ["--pareto"],
-    "pipejax sweep run --par": [],
-    "pipejax init m": ["model"],
-    "pipejax evaluate --table mi": ["mine.csv"],
-}
 
 
 def test_bash_completes(call, tmp_path):

@@ -4,6 +4,8 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -11,72 +13,9 @@ import pipejax as pj
 from pipejax.cli.app import run
 
 MAIN = f"{sys.executable} -c 'from pipejax.cli import main; main()'"
-ONE = "--schedule 1f1b --workers 4 --microbatches 8"
-RUNS = {
-    "help": "--help",
-    "evaluate": f"evaluate {ONE} --stage-times F=1,B=2",
-    "json": f"evaluate {ONE} --stage-times F=1,B=2 --json",
-    "show": f"show {ONE}",
-    "drawing": f"show {ONE} --out x.svg",
-    "named": f"export {ONE} --format json --out \u00e9.json",
-    "plan": "plan --model llama3-8b --system a100 --gpus 2 --minibatch 2",
-    "optimize": f"optimize {ONE} --stage-times F=1,I=1,W=1 --memory-limit 4 --time-limit 1",
-    "mistake": "evaluate --bogus",
-}
-RIGHT = {  # what stands in an answer
-    "help": "optimize",
-    "evaluate": "33 s",
-    "json": '"makespan": 33.0',
-    "show": "worker 3",
-    "drawing": "wrote x.svg",
-    "named": "?.json",  # what has no letter in ASCII
-    "plan": "per step",
-    "optimize": "optimal: no other can be shorter",
-}
-# id -> (command, how the shell runs it, exit code, stderr)
-CASES = {
-    "stdout closed": ("evaluate", "{} >&-", 2, "error: standard output: Bad file descriptor\n"),
-    "stdout full": ("json", "{} >/dev/full", 2, "error: standard output: No space left.*\n"),
-    "reader left": ("help", "(sleep 1; {}) | true", 141, ""),
-    "stderr closed": ("mistake", "{} 2>&-", 2, ""),
-    "stdout and stderr closed": ("evaluate", "{} >&- 2>&-", 2, ""),
-    "ascii": ("named", "PYTHONIOENCODING=ascii {}", 0, ""),
-    "no platform": ("plan", "JAX_PLATFORMS=foo {}", 2, "error: JAX_PLATFORMS=foo .*\n"),
-}
-QUIET = {  # id -> (command, how the shell runs it): answered, and nothing on stderr
-    "stdin closed": ("evaluate", "{} <&-"),
-    "answer, stderr closed": ("evaluate", "{} 2>&-"),
-    "answer, stderr full": ("evaluate", "{} 2>/dev/full"),
-    "no locale": ("show", "LC_ALL=POSIX {}"),
-    "no UTF-8": ("show", "LC_ALL=POSIX PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 {}"),
-    "unknown locale": ("evaluate", "LC_ALL=xx_XX.nonsense {}"),
-    "ascii show": ("show", "PYTHONIOENCODING=ascii {}"),
-    "COLUMNS=abc": ("show", "COLUMNS=abc {}"),
-    "no LINES": ("show", "unset LINES COLUMNS; {}"),
-    "TERM=dumb": ("show", "TERM=dumb {}"),
-    "FORCE_COLOR": ("evaluate", "FORCE_COLOR=1 {}"),
-    "no HOME": ("optimize", "unset HOME PIPEJAX_CACHE; XDG_CACHE_HOME=$PWD {}"),
-    "no TMPDIR": ("optimize", "TMPDIR=/nonexistent {}"),
-    "drawing, no TMPDIR": ("drawing", "TMPDIR=/nonexistent {}"),
-    "folder deleted": ("evaluate", "mkdir d; cd d; rmdir ../d; {}"),
-}
-NO_CACHE, JAX_CACHE = "unset PIPEJAX_CACHE XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"
-NO_FOLDER = "warning: store: /dev/null/.* is not used: Not a directory\n"
-SLOW = {
-    **{case: (*run, 0, "") for case, run in QUIET.items()},
-    "help, stdout closed": ("help", "{} >&-", 2, "error: standard output: Bad file.*\n"),
-    "show, reader left": ("show", "{} | true", 141, ""),
-    "all closed": ("evaluate", "{} <&- >&- 2>&-", 2, ""),
-    "stderr full": ("mistake", "{} 2>/dev/full", 2, ""),
-    "HOME is no folder": ("optimize", f"{NO_CACHE}; HOME=/dev/null {{}}", 0, NO_FOLDER),
-    "store cannot be": ("optimize", "PIPEJAX_CACHE=/proc/x {}", 0, "warning: store: /proc/x .*\n"),
-    "store is a file": ("optimize", "touch f; PIPEJAX_CACHE=f {}", 0, "warning: store: f .*\n"),
-    "drawing, folder deleted": ("drawing", "mkdir d; cd d; rmdir ../d; {}", 2, "error: --out .*\n"),
-    "no such platform": ("plan", "JAX_PLATFORMS=cuda {}", 2, "error: JAX_PLATFORMS=cuda .*\n"),
-    "no truth value": ("plan", "JAX_DEBUG_NANS=abc {}", 2, "error: .*'abc'.*'JAX_DEBUG_NANS'\n"),
-    "no cache of JAX": ("plan", f"{JAX_CACHE}=/proc/x {{}}", 0, "(warning: .*/proc/x'\n)*"),
-    "XLA's flags": ("plan", "XLA_FLAGS=--bogus {}", 1, ".*Unknown flag in XLA_FLAGS: --bogus\n"),
-}
+ENVIRONMENT = tomllib.loads((Path(__file__).parent / "data" / "environment.toml").read_text())
+RUNS, RIGHT, CASES, QUIET, SLOW, EXTRAS = ENVIRONMENT.values()
+SLOW |= {name: [*run, 0, ""] for name, run in QUIET.items()}
 
 
 def run_by_shell(folder, command, shell):
@@ -126,20 +65,6 @@ sys.exit(0 if open('x', 'w').fileno() > 2 else 1)"""
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0
-
-
-EXTRAS = {  # module -> what needs it, and the extra that has it
-    "ortools": (RUNS["optimize"], "optimize"),
-    "filelock": (RUNS["optimize"], "optimize"),
-    "platformdirs": (RUNS["optimize"], "optimize"),
-    "matplotlib": (RUNS["drawing"], "figures"),
-    "xarray": ("sweep run x.toml --out x.zarr", "sweeps"),
-    "zarr": (
-        "jitter --schedules 1f1b --workers 4 --microbatches 8 --stage-times F=1,B=2 --out x.zarr",
-        "sweeps",
-    ),
-    "distributed": ("sweep run x.toml --out x.zarr --scheduler tcp://no:1", "cluster"),
-}
 
 
 class Missing:

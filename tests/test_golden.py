@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,41 +16,10 @@ from pipejax.cli.app import COMMANDS, run
 
 GOLDEN = Path(__file__).parent / "data" / "golden.json"
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SIZES = "-P 2 -M 3 -T F=1,B=2 --comm 0.25"
-MODEL = "-m llama3-8b -y h100 --minibatch 4 --tensor-parallel 8"
 ROWS = "model,accelerators,tensor,pipeline,data,microbatch_size,global_batch,seconds\n"
 ROWS += "gpt-22b,8,8,1,1,4,4,1.42\ngpt-22b,8,8,1,1,2,4,1.5\n"
 FILES = {"rows.csv": ROWS, "lengths.json": "[3, 1, 2]"}
-LINES = {
-    "evaluate": f"-s 1f1b {SIZES}",
-    "show": f"-s 1f1b {SIZES}",
-    "compare": f"-S gpipe,1f1b --diff {SIZES}",
-    "formula": "-s 1f1b -P 2 -M 3",
-    "jitter": f"-S 1f1b {SIZES} --op lognormal:0.1 --samples 16",
-    "staleness": "-s pipedream -P 2 -M 6",
-    "explain": f"-s 1f1b {SIZES}",
-    "sensitivity": f"-s 1f1b {SIZES}",
-    "tune": "size -s 1f1b -P 2 -m llama3-8b -y h100 --minibatch 4 --tensor-parallel 8",
-    "tune messages": f"-s 1f1b {SIZES}",
-    "tune microbatches": "-s 1f1b -P 2 -M 3 -T F=1,B=2 --lengths lengths.json",
-    "tune places": "-s chimera -P 4 -M 4 -T F=1,B=2 --workers-per-node 2 --comm 0,1",
-    "tune lookahead": "-s interleaved-1f1b -P 2 -M 2 -V 2 -T F=1,B=2,UNSHARD=1,REDUCE_GRAD=1",
-    "tune chunks": "-P 2 --prompt 64 -T a=2ms,b=5us,c=0.7ns,g=10ns",
-    "tune layers": f"-s 1f1b -P 2 -M 4 {MODEL}",
-    "optimize": "-s 1f1b -P 2 -M 3 -T F=1,I=1,W=1 --memory-limit 2 --effort 1 --time-limit 100",
-    "plan": "-m llama3-8b -y h100 --gpus 8 --minibatch 8 -S gpipe --pipeline 2 --tensor 4",
-    "sweep run": f"{EXAMPLES / 'grid.toml'} --out grid.zarr --force",
-    "sweep show": "grid.zarr --best 1",
-    "trace": f"{EXAMPLES / 'production_job.parquet'}",
-    "validate": "rows.csv -y a100",
-    "calibrate": "rows.csv -y a100 --out system.json",
-    "verify": f"{EXAMPLES / 'schedule.csv'} -T F=1,B=2",
-    "export": f"-s 1f1b {SIZES} --format json --out table.json",
-    "run": "-s 1f1b -P 2 -M 3",
-    "init": "model --model gpt-22b --out model.json",
-    "schedules": "",
-    "schema": "",
-}
+LINES = tomllib.loads(GOLDEN.with_suffix(".toml").read_text().replace("EXAMPLES", str(EXAMPLES)))
 CLOCK = {"seconds", "store", "compile_seconds", "rate", "evaluated", "effort", "trace"}
 CLOCK |= {"found_after", "points_per_second", "source", "bytes"}  # a store names its commit
 LONG = 8  # entries of a list above which its head and its length are recorded

@@ -33,25 +33,7 @@ from sweeps.design import (
     timelines as timelines_sweep,
 )
 
-GRID = {
-    "title": "A small model",
-    "models": "gpt-22b",
-    "systems": "h100",
-    "workers": 4,
-    "minibatch": 16,
-    "schedules": ["gpipe", "1f1b", "chimera"],
-    "microbatch_size": [1, 3, 4],
-    "tensor_parallel": 8,
-    "recompute": ["none", "full"],
-    "outputs": ["bubble_ratio", "bound_by"],
-    "system": {
-        "memory": {"capacity_GB": 32},
-        "network": {
-            "bandwidth_GB_per_s": {"from": 0.1, "to": 100, "points": 5, "scale": "log"},
-            "latency_us": {"from": 1, "to": 1e5, "points": 4, "scale": "log"},
-        },
-    },
-}
+DATA = Path(__file__).parents[1] / "data"
 DRAWN = {"tornado"}  # of sensitivity.zarr
 ALL_DRAWN = DRAWN | {"best_schedule", "design_run_time", "jitter", "pareto", "timelines"}
 
@@ -59,7 +41,7 @@ ALL_DRAWN = DRAWN | {"best_schedule", "design_run_time", "jitter", "pareto", "ti
 @pytest.fixture(scope="session")
 def space_store(tmp_path_factory):
     path = tmp_path_factory.mktemp("space") / "design_space.zarr"
-    run_sweep(GRID, path)
+    run_sweep(DATA / "design_corner.toml", path)
     return path
 
 
