@@ -15,12 +15,7 @@ from legal_sizes import build
 import pipejax as pj
 from pipejax.cli.output.numbers import seconds
 from pipejax.cli.output.plans import plan_view
-from pipejax.costs.model.launchers import (
-    LAUNCHERS,
-    find_launcher,
-    launcher_defaults,
-    machine_launches,
-)
+from pipejax.costs.model import launchers
 from pipejax.costs.stage.stage_work import memory_bytes
 from pipejax.costs.system.system import data_file
 from pipejax.sweep import run_sweep
@@ -54,7 +49,7 @@ def launcher_settings(schedule="1f1b", workers=4, model=LLAMA, **arguments):
     options = {"stages_per_worker": arguments.pop("stages")} if "stages" in arguments else {}
     table = build(schedule, workers, 8, **options)
     result = pj.costing.launches(pj.Workload(model, minibatch=16, **arguments), table)
-    assert [launch.launcher for launch in result] == [*LAUNCHERS]
+    assert [launch.launcher for launch in result] == [*launchers.LAUNCHERS]
     result = [result[k] for k in (0, 2, 3)]
     assert [launch.launcher for launch in result] == ["Megatron-LM", "torchtitan", "DeepSpeed"]
     assert all({*launch.options} <= {*OPTIONS[launch.launcher]} for launch in result)
@@ -540,10 +535,10 @@ def test_before_blackwell_tensor_overlap_goes_alone(launcher, schedule, fields, 
     why += "(CUDA_DEVICE_MAX_CONNECTIONS serves one)"
     for system, is_before in {"a100": True, "h100": True, "b200": False, "gb300": False}.items():
         machine = pj.load_system(system)
-        (launch,) = machine_launches(workload, table, machine, "", launcher)
+        (launch,) = launchers.machine_launches(workload, table, machine, "", launcher)
         assert launch.lacks == ((why,) if name and is_before else ())
         alone = dataclasses.replace(workload, tensor_overlap=0.0)
-        assert machine_launches(alone, table, machine, "", launcher)[0].lacks == ()
+        assert launchers.machine_launches(alone, table, machine, "", launcher)[0].lacks == ()
 
 
 @pytest.mark.parametrize(
@@ -565,7 +560,7 @@ def test_launcher_defaults_are_below_options_and_stacks(answer, tmp_path, launch
     result = answer("evaluate", "-m", "llama3-8b", *SPLIT, "--launcher", launcher, *options)
     for key in ("makespan", "memory_bytes"):
         assert result[key] == expected[key]
-    assert [*result["launch"]] == [find_launcher(launcher).name]
+    assert [*result["launch"]] == [launchers.find_launcher(launcher).name]
 
 
 def test_torchtitan_counts_embedding_and_head_as_layers_unless_options_say_otherwise(answer):
@@ -809,11 +804,11 @@ def test_a_plan_for_a_launcher_has_the_layouts_that_it_runs():
         table = pj.schedules.build(names[place], **size, **options)
         workload = layout_workload(request, layouts, row)
         # a plan for DeepSpeed has tensor parallelism without sequence parallelism
-        jobs = dict.fromkeys(LAUNCHERS, workload)
+        jobs = dict.fromkeys(launchers.LAUNCHERS, workload)
         jobs["DeepSpeed"] = dataclasses.replace(workload, sequence_parallel=False)
         launches = [pj.costing.launches(job, table, name)[0] for name, job in jobs.items()]
         runs.append([not launch.lacks for launch in launches])
-    for launcher, is_run in zip(LAUNCHERS, np.array(runs).T, strict=True):
+    for launcher, is_run in zip(launchers.LAUNCHERS, np.array(runs).T, strict=True):
         result = enumerate_layouts(dataclasses.replace(request, launcher=launcher))
         assert 0 < len(result) < len(layouts)
         for column, expected in zip(result, layouts.take(is_run), strict=True):
@@ -1050,9 +1045,9 @@ def test_checkpoints_of_pytorch_recompute_in_w_too(answer, tmp_path, recompute):
     split = ("-s", "interleaved-zb", "-P", 4, "-M", 16)
     single = answer("evaluate", *split, *run)
     table = build("interleaved-zb", 4, 16)
-    record = find_launcher("torchtitan")
+    record = launchers.find_launcher("torchtitan")
     llama, h100 = pj.load_model("llama3-8b"), pj.load_system("h100")
-    model, stack, fields = launcher_defaults("torchtitan", llama, h100)
+    model, stack, fields = launchers.launcher_defaults("torchtitan", llama, h100)
     assert fields["recompute_again"] is record.workload["recompute_again"] is True
     fields = fields | {"tensor_parallel": 2, "data_parallel": 2, "recompute": recompute}
     system = stack.on(pj.load_system("h100"))

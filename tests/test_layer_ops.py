@@ -9,21 +9,11 @@ import pytest
 from step_flop import step_flop
 
 import pipejax as pj
+from pipejax.costs.layers import formulas
 from pipejax.costs.layers.collectives import (
     collective_time,
     embedding_collectives,
     layer_collectives,
-)
-from pipejax.costs.layers.formulas import (
-    Phases,
-    boundary_bytes,
-    buffer_bytes,
-    edge_activation_bytes,
-    head_flop,
-    head_weight_grad_bytes,
-    layer_activation_bytes,
-    layer_flop,
-    layer_weight_grad_bytes,
 )
 from pipejax.costs.layers.kernels import (
     LayerOp,
@@ -55,7 +45,7 @@ LAYOUT = Layout(tensor=8, sequence_parallel=1)
 
 def get_sum(ops, what):
     """Sum of a quantity over ops: "flop", "volume" or "launches"."""
-    return Phases(*map(sum, zip(*(getattr(op, what) for op in ops), strict=True)))
+    return formulas.Phases(*map(sum, zip(*(getattr(op, what) for op in ops), strict=True)))
 
 
 def products(ops):
@@ -74,10 +64,10 @@ def test_flop_of_the_products_are_the_formula(name, kind, recompute, layout):
     model = dataclasses.replace(pj.load_model(name), causal=False, window=None)
     result = get_sum(products(layer_ops(model, layout, kind, recompute)), "flop")
     shares = layout.tensor * layout.context
-    printed = layer_flop(model, 3, recompute, kind)
+    printed = formulas.layer_flop(model, 3, recompute, kind)
     assert [shares * phase for phase in result] == pytest.approx(list(printed), rel=1e-12)
     head = get_sum(products(head_ops(model, layout)), "flop")
-    assert [shares * phase for phase in head] == pytest.approx(list(head_flop(model, 3)))
+    assert [shares * phase for phase in head] == pytest.approx(list(formulas.head_flop(model, 3)))
 
 
 def test_only_a_flash_kernel_skips_what_a_causal_mask_hides():
@@ -171,7 +161,7 @@ def test_narrow_products_move_fewer_bytes_and_are_cast_first():
 def test_further_prediction_is_a_layer_a_projection_and_a_head():
     model = pj.load_model("deepseek-v3-mtp")
     extra = step_flop(model, 1) - step_flop(dataclasses.replace(model, mtp_layers=0), 1)
-    parts = sum(layer_flop(model, 1, kind="moe")) + sum(head_flop(model, 1))
+    parts = sum(formulas.layer_flop(model, 1, kind="moe")) + sum(formulas.head_flop(model, 1))
     projection = 3 * 2 * 4096 * 2 * 7168**2
     assert extra == pytest.approx(parts + projection)
     assert projection < 0.003 * step_flop(model, 1)
@@ -180,7 +170,7 @@ def test_further_prediction_is_a_layer_a_projection_and_a_head():
 @pytest.mark.parametrize("shared", [0, 1])
 def test_tensor_parallelism_sends_the_same_bytes_with_and_without_sequence_parallelism(shared):
     gpt, layout = pj.load_model("gpt3-175b"), Layout(tensor=8, sequence_parallel=shared)
-    whole = boundary_bytes(gpt, Layout())
+    whole = formulas.boundary_bytes(gpt, Layout())
     # a ring's all-reduce is a reduce-scatter and an all-gather
     passes = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
     moved = [0.0, 0.0, 0.0]
@@ -203,7 +193,7 @@ def test_the_ring_carries_keys_and_values_of_the_whole_sequence():
 def test_a_whole_layer_is_the_old_roofline():
     model = pj.load_model("gpt-22b")
     (op,) = whole_layer(model, Layout(tensor=8, microbatch_size=4))
-    assert op.flop == tuple(number / 8 for number in layer_flop(model, 4))
+    assert op.flop == tuple(number / 8 for number in formulas.layer_flop(model, 4))
     units = 4 * 2048 * 6144
     held = units * (10 + 24 / 8 + 5 * 64 * 2048 / (6144 * 8))
     whole = 6 * 6144  # norms, and biases of what is summed
@@ -228,14 +218,16 @@ def test_layouts_are_priced_as_one_batch():
 def test_context_parallelism_divides_all_of_it():
     for name, kind in (("gpt3-175b", "dense"), ("deepseek-v3", "moe")):
         model = pj.load_model(name)
-        whole, part = (layer_activation_bytes(model, Layout(context=c), kind=kind) for c in (1, 4))
+        whole, part = (
+            formulas.layer_activation_bytes(model, Layout(context=c), kind=kind) for c in (1, 4)
+        )
         assert part == whole / 4
 
 
 def test_each_token_is_kept_once_more_for_every_expert_that_it_meets():
     model = pj.load_model("mixtral-8x7b")
     tokens, h, f = model.sequence, model.hidden, 14336
-    dense, moe = (layer_activation_bytes(model, kind=kind) for kind in ("dense", "moe"))
+    dense, moe = (formulas.layer_activation_bytes(model, kind=kind) for kind in ("dense", "moe"))
     assert moe - dense == 2 * tokens * (2 * (2 * h + 3 * f) - 3 * f)
 
 
@@ -244,13 +236,13 @@ def test_latent_attention_keeps_what_heads_unfold_from():
     heads = 128 * (192 + 192 + 128 + 128)
     vectors = 2 * (1536 + 512) + 64
     mlp = 3 * 18432
-    assert layer_weight_grad_bytes(model) == 2 * 4096 * (4 * 7168 + heads + vectors + mlp)
+    assert formulas.layer_weight_grad_bytes(model) == 2 * 4096 * (4 * 7168 + heads + vectors + mlp)
 
 
 def test_narrow_inputs_of_products_are_kept_in_their_bytes():
     model = pj.load_model("llama3-70b")
     h, kv, f = 8192, 1024, 28672
-    held = layer_activation_bytes(model, Layout(precision="fp8"))
+    held = formulas.layer_activation_bytes(model, Layout(precision="fp8"))
     # inputs of four products in one byte; norms' inputs, heads, flash's output, both halves in two
     assert held == 8192 * ((2 * h + h + f) + 2 * (2 * h + h + 2 * kv + h + 2 * f))
 
@@ -258,25 +250,27 @@ def test_narrow_inputs_of_products_are_kept_in_their_bytes():
 def test_a_fused_loss_keeps_logits_instead_of_a_softmax():
     model = pj.load_model("llama3-70b")
     fused = dataclasses.replace(model, fused_loss=True)
-    (_, apart), (_, less) = map(edge_activation_bytes, (model, fused))
+    (_, apart), (_, less) = map(formulas.edge_activation_bytes, (model, fused))
     assert apart - less == 2 * model.sequence * model.vocabulary
 
 
 def test_the_head_keeps_the_gradient_of_its_logits_in_the_model_s_bytes():
     model = pj.load_model("gpt-22b")
     layout = Layout(tensor=8, sequence_parallel=1, microbatch_size=4)
-    assert head_weight_grad_bytes(model, layout) == 2 * 4 * 2048 * (6144 + 51200) / 8
+    assert formulas.head_weight_grad_bytes(model, layout) == 2 * 4 * 2048 * (6144 + 51200) / 8
 
 
 def test_gradients_that_are_accumulated_in_a_wider_type_have_a_buffer_each():
     model = pj.load_model("llama3-70b")
     stage = {"dense": 1, "moe": 0, "head": 0}
-    assert buffer_bytes(model, Layout(), **stage) == 0
+    assert formulas.buffer_bytes(model, Layout(), **stage) == 0
     wide = dataclasses.replace(model, gradient_bytes=4)
     tokens, h, f = 8192, 8192, 28672
     matrices = 2 * h * h + 2 * h * 1024 + 3 * h * f
-    assert buffer_bytes(wide, Layout(), **stage) == 2 * (matrices + tokens * (3 * f + 2 * h))
-    head = buffer_bytes(wide, Layout(tensor=2), dense=1, moe=0, head=1)
+    assert formulas.buffer_bytes(wide, Layout(), **stage) == 2 * (
+        matrices + tokens * (3 * f + 2 * h)
+    )
+    head = formulas.buffer_bytes(wide, Layout(tensor=2), dense=1, moe=0, head=1)
     assert head == matrices + 2 * tokens * 2 * h + 128256 * h
 
 
@@ -285,7 +279,7 @@ def test_all_experts_share_one_buffer_for_their_gradients():
     h, f, tokens = 4096, 14336, 32768
     matrices = 2 * h * h + 2 * h * 1024 + 3 * h * f
     routed = tokens * 2 * (3 * f + 2 * h)
-    result = buffer_bytes(model, Layout(expert=4), dense=0, moe=1, head=0)
+    result = formulas.buffer_bytes(model, Layout(expert=4), dense=0, moe=1, head=0)
     assert result == 2 * (matrices + routed + tokens * 2 * h)
 
 
@@ -302,11 +296,11 @@ SYSTEM = dataclasses.replace(
     host=Host(launch=50e-6, collective=70e-6, layer=1e-6, microbatch=20e-6, step=1e-3),
     optimizer_efficiency=0.5,
 )
-ONCE = Phases(1.0, 1.0, 1.0)
+ONCE = formulas.Phases(1.0, 1.0, 1.0)
 
 
 def op(kind, flop=3e9, volume=1.6e6, columns=4096.0, inner=64.0):
-    flops, bytes_moved = Phases(flop, flop, 0.0), Phases(volume, volume, 0.0)
+    flops, bytes_moved = formulas.Phases(flop, flop, 0.0), formulas.Phases(volume, volume, 0.0)
     return LayerOp(kind, kind, flops, bytes_moved, ONCE, Product(1.0, columns, inner))
 
 

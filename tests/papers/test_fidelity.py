@@ -7,12 +7,7 @@ import pytest
 
 from figures.kit.rules import faults
 from figures.published import accuracy
-from pipejax.analysis.step.validation import (
-    Predictions,
-    measured_tables,
-    prediction_errors,
-    validate,
-)
+from pipejax.analysis.step import validation
 from pipejax.base.progress import Notice
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.system.system import DATA
@@ -26,7 +21,7 @@ TABLES = ("korthikanti_a100", "mlperf_h100", "simumax_b200", "torchtitan_h100")
 def five_more(rows, system):
     """Predict 5 % more seconds than measured, 4 % less memory, and no band."""
     none = np.full(len(rows), np.nan)
-    return Predictions(1.05 * rows.seconds, 0.96 * rows.memory_bytes, none, none)
+    return validation.Predictions(1.05 * rows.seconds, 0.96 * rows.memory_bytes, none, none)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +29,7 @@ def result():
     paths = [DATA / "measured" / f"{name}.csv" for name in TABLES]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # rows that name another system
-        return [validate(path, "h100", predict=five_more) for path in paths]
+        return [validation.validate(path, "h100", predict=five_more) for path in paths]
 
 
 def test_errors_are_held_against_their_limits(result):
@@ -67,7 +62,7 @@ def test_other_simulators_are_the_limit_on_their_rows(result):
 
 
 def test_calibrations_are_judged_by_what_they_left_out():
-    errors = prediction_errors(np.array([1.06, 1.02]), np.ones(2))  # mean and bias 4
+    errors = validation.prediction_errors(np.array([1.06, 1.02]), np.ones(2))  # mean and bias 4
     section = fidelity.calibrated([fidelity.Fitted(errors, 91.5)] * len(fidelity.FITS))
     rows = [(row.measure, row.tolerance, row.holds) for row in section.accuracies]
     assert rows[:2] == [("mean", 7.0, True), ("bias", 2.0, False)]
@@ -86,7 +81,9 @@ def test_tables_of_one_machine_are_predicted_together():
 
 
 def test_the_page_says_what_is_beyond_its_limit():
-    errors = prediction_errors(np.array([1.02, 0.9]), np.ones(2))  # mean 6, largest 10, bias -4
+    errors = validation.prediction_errors(
+        np.array([1.02, 0.9]), np.ones(2)
+    )  # mean 6, largest 10, bias -4
     limits = (MEAN, 6), (EACH, 9), (BIAS, 4.1)
     rows = [Accuracy("t", measure, errors, limit, measure) for measure, limit in limits]
     section = Section("Out of the box", "As it comes.", (*rows, Accuracy("t", "", errors)))
@@ -109,14 +106,14 @@ def test_the_figure_has_a_panel_for_each_table(result):
 
 
 def test_the_front_page_says_the_errors_of_today():
-    section = fidelity.by_class(fidelity.predicted(measured_tables(unseen=True)))
+    section = fidelity.by_class(fidelity.predicted(validation.measured_tables(unseen=True)))
     for path in fidelity.SUMMARIES:
         text = path.read_text("utf-8")
         assert with_summary(text, section) == text
 
 
 def test_each_unseen_run_has_its_class():
-    tables = {path.stem: path for path in measured_tables(unseen=True)}
+    tables = {path.stem: path for path in validation.measured_tables(unseen=True)}
     names = {name: fidelity.classes(read_rows(path)).tolist() for name, path in tables.items()}
     assert set(names["bloom_a100"]) == {fidelity.CLUSTERS}
     assert set(names["dgxc_gb200_dense"]) == {fidelity.BLACKWELL}
