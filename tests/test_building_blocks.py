@@ -107,13 +107,6 @@ def test_a_worker_runs_ahead_only_where_the_rest_still_finds_room(workers):
     check_run(work, run)
 
 
-def test_a_leg_ends_where_a_worker_comes_again():
-    assert number_legs([0, 1, 2, 2, 1, 0]) == [0, 0, 0, 1, 1, 1]
-    assert number_legs([0, 1, 0, 1]) == [0, 0, 1, 1]
-    assert number_legs([0, 0, 1]) == [0, 1, 1]
-    assert number_legs([3, 2, 1, 0]) == [0, 0, 0, 0]
-
-
 @pytest.mark.parametrize(
     ("workers", "microbatches", "limit", "published"),
     [(4, 8, 4, 59), (6, 12, 8, 83), (8, 16, 16, 96)],  # V-Min, V-Half and ZB-V

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -136,26 +135,3 @@ def test_a_program_holds_its_costs_per_microbatch_once():
     closed = jax.jit(functools.partial(pj.makespan, program))
     assert closed(random_costs()) == pj.makespan(program, random_costs())
     assert traced(wide, random_costs()) == pj.makespan(program, random_costs())
-
-
-@pytest.mark.parametrize("name", ["gpipe", "zb-h1", "interleaved-1f1b"])
-def test_memory_of_microbatches_that_differ(name):
-    table = pj.schedules.build(name, num_workers=2, num_microbatches=6)
-    stages, rng = table.num_stages, np.random.default_rng(0)
-    costs = pj.Costs(forward=1.0, backward=2.0)
-    run = pj.evaluate(table, pj.costing.scaled_costs(costs, table, microbatches=range(6)))
-    size, share = rng.random(stages), rng.random(stages)
-    alike = pj.analysis.activation_memory(run, sizes=size, weight_share=share)
-    wide = np.repeat(size[:, None], 6, axis=1)
-    same = pj.analysis.activation_memory(run, sizes=wide, weight_share=share)
-    np.testing.assert_array_equal(alike.held, same.held)
-    assert same.sizes.shape == (stages, 6)
-    differing = rng.random((stages, 6))
-    shares = np.repeat(share, 6).reshape(-1, 6)
-    memory = pj.analysis.activation_memory(run, sizes=differing, weight_share=shares)
-    assert all(memory.curve(worker)[1][-1] == 0 for worker in range(2))  # to the last bit
-    claimed = json.loads(json.dumps(pj.certificate(run, memory=memory)))
-    assert pj.verify(claimed).problems == ()
-    claimed["costs"]["seconds"]["F"][0] = [1.0, 2.0]
-    with pytest.raises(ValueError, match="numbers or lists, got"):
-        pj.verify(claimed)
