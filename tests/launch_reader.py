@@ -31,7 +31,8 @@ def read_launch(launch, begin, stage_layers=()):
     read = {"Megatron-LM": _megatron, "torchtitan": _torchtitan, "DeepSpeed": _deepspeed}
     read |= {"Megatron-Bridge": _megatron, "MaxText": _maxtext}
     workers, schedule, per_worker, layout, fields = read[launch.launcher](options, launch, begin)
-    layers = [stage.count("t") for stage in _stages(layout)] if layout else []
+    stages = pj.costing.PipelineLayout.parse(layout).stages if layout else ()
+    layers = [stage.count("t") for stage in stages]
     more = {"stages_per_worker": per_worker} if schedule in SEVERAL else {}
     run = begin.replace(schedule=schedule, num_workers=workers, options=more)
     if workload is None:
@@ -41,10 +42,6 @@ def read_launch(launch, begin, stage_layers=()):
     layout = {"pipeline_layout": layout} if layout is not None else {}
     workload = pj.Workload(**{**vars(workload), **fields, **layout})
     return run.replace(num_microbatches=workload.minibatch // size).with_workload(workload)
-
-
-def _stages(layout):
-    return pj.costing.PipelineLayout.parse(layout).stages
 
 
 def _megatron(options, launch, begin):

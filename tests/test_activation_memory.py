@@ -26,13 +26,6 @@ TIMES = ["--stage-times", "F=1,I=1,W=1"]
 LLAMA = pj.load_model("llama3-70b")  # h 8192, 64 heads, 8 of keys and values, MLP 28672
 
 
-def peaks_of_rows(table, sizes):
-    """The peak twice: of the rows, and of their counts; both are exact for whole numbers."""
-    peaks = held_in_rows(table, at_work=True).peaks(sizes, table.num_workers)
-    assert held_counts(table).activation_bytes(tuple(sizes)).tolist() == peaks.tolist()
-    return peaks.tolist()
-
-
 def check_rows_against_time(table, costs, seed):
     """Compare peaks of rows with peaks in time: equal if every op takes time and none is offloaded."""
     rng = np.random.default_rng(seed)
@@ -47,7 +40,10 @@ def check_rows_against_time(table, costs, seed):
     how = {"sizes": whole, "weight_share": shares, "checkpoints": inputs, "at_work": at_work}
     memory = pj.analysis.activation_memory(run, **how)
     sizes = np.stack([whole, shares * whole, inputs, *at_work])
-    assert memory.peak.tolist() == peaks_of_rows(table, sizes)
+    # the rows and their counts are exact for whole numbers
+    peaks = held_in_rows(table, at_work=True).peaks(sizes, table.num_workers)
+    assert held_counts(table).activation_bytes(tuple(sizes)).tolist() == peaks.tolist()
+    assert memory.peak.tolist() == peaks.tolist()
 
 
 @pytest.mark.parametrize("name", pj.schedules.REGISTRY)

@@ -39,11 +39,6 @@ def random_costs(shape=(), *, stages=4, pipes=1, microbatches=8, seed=0):
     )
 
 
-def get_arrays(costs, size):
-    """Costs as a batch for `jax.vmap`: scalars too get its axis."""
-    return jax.tree.map(lambda x: jnp.asarray(x) if np.ndim(x) else jnp.full(size, x), costs)
-
-
 def repeated(costs, microbatches):
     """The same costs, written out for every microbatch."""
 
@@ -100,7 +95,9 @@ def test_grad_of_a_batch_and_jit():
     for slopes in (jax.grad(total)(many), jax.jit(jax.grad(total))(many)):
         np.testing.assert_array_equal(slopes.forward, counts.forward)
         np.testing.assert_array_equal(slopes.transmit, counts.transmit)
-    one_each = jax.tree.map(lambda leaf: leaf[:, None], get_arrays(many, 5))
+    # scalars too get the axis of the batch
+    wide = jax.tree.map(lambda x: jnp.asarray(x) if np.ndim(x) else jnp.full(5, x), many)
+    one_each = jax.tree.map(lambda leaf: leaf[:, None], wide)
     inner = jax.vmap(lambda costs: pj.makespans(program, costs))(one_each)
     np.testing.assert_array_equal(inner[:, 0], pj.makespans(program, many))
     forms = [pj.makespans(program, many, unroll=unroll) for unroll in (True, False)]

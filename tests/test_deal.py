@@ -26,14 +26,10 @@ CASES = [
 ]
 
 
-def make_table(case):
-    name, workers, _, _, microbatches = case
-    return build(name, workers, microbatches)
-
-
 def draw_samples(case, count, seed=0):
     """Costs of so many steps; some microbatches are far longer than others."""
-    table, members = make_table(case), case[3] * case[4]
+    name, workers, _, replicas, microbatches = case
+    table, members = build(name, workers, microbatches), replicas * microbatches
     rng = np.random.default_rng(seed)
     batches = []
     for step in range(count):

@@ -123,14 +123,8 @@ def test_a_page_has_every_key(page, first, keys):
 
 
 def test_the_page_on_systems_has_every_unit():
-    units = re.findall(r"`(\w+)`", "".join(keys_on_row("systems.md", "dimension")))
-    assert sorted(units) == sorted(UNITS)
-
-
-def keys_on_row(page, first):
-    """The rows of the table whose first column has a name."""
-    text = (DOCS / page).read_text()
-    return text[text.index(f"| {first} |") :].partition("\n\n")[0].splitlines()[2:]
+    table = (DOCS / "systems.md").read_text().partition("| dimension |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"`(\w+)`", table)) == sorted(UNITS)
 
 
 def test_the_page_on_sweeps_has_every_key_and_default():
@@ -198,16 +192,12 @@ def test_a_fault_of_a_page_is_found(tmp_path, page, fault):
     assert fault in result
 
 
-def code_cells(script):
-    cells = jupytext.read(script, fmt="py:percent").cells
-    return [cell.source for cell in cells if cell.cell_type == "code"]
-
-
 def shown_by(script, folder):
     """Return the output of each cell of a script, as a notebook shows it."""
     names, shown = {"__name__": "__main__"}, []
-    for source in code_cells(script):
-        tree = ast.parse(source)
+    cells = jupytext.read(script, fmt="py:percent").cells
+    for cell in (cell for cell in cells if cell.cell_type == "code"):
+        tree = ast.parse(cell.source)
         last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
         with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.chdir(folder):
             exec(compile(tree, script.name, "exec"), names)

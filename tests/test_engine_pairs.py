@@ -103,14 +103,6 @@ COMPILED = {  # for each program or shape anew
 ALL = {**WAYS, **COMPILED}
 
 
-def check(way, name, link):
-    program = pj.lower(table(name), link=pj.Links(*link))
-    costs = batch(program)
-    expected = plain(name, program.links)
-    result = np.asarray(ALL[way][0](name, program, costs))
-    np.testing.assert_array_equal(result, np.resize(expected, len(result)), f"{way}: {name} {link}")
-
-
 def sample(ways, step):
     """Return cases in which every way meets every link model, with one schedule in `step`."""
     names = list(WHOLE)
@@ -126,7 +118,11 @@ CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in sample(ALL, 1)
 
 @pytest.mark.parametrize(("way", "link", "names"), CASES)
 def test_equals_the_plain_recurrence(way, link, names, monkeypatch):
-    for constant, value in ALL[way][1].items():
+    run, constants = ALL[way]
+    for constant, value in constants.items():
         monkeypatch.setattr(f"pipejax.engine.batched.{constant}", value)
     for name in names:
-        check(way, name, link)
+        program = pj.lower(table(name), link=pj.Links(*link))
+        result = np.asarray(run(name, program, batch(program)))
+        expected = np.resize(plain(name, program.links), len(result))
+        np.testing.assert_array_equal(result, expected, f"{way}: {name} {link}")

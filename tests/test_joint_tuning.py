@@ -17,10 +17,8 @@ from pipejax.search.tuning import problem as tuning_problem
 from pipejax.search.tuning.joint import (
     BestSetting,
     JointProblem,
-    Settings,
     all_settings,
     count_settings,
-    improve_settings,
     plain_answers,
     search_jointly,
     search_locally,
@@ -97,19 +95,6 @@ def test_plain_settings_are_told_first_and_compile_nothing(monkeypatch):
     layers = StageLayers(setting.layers.astype(float), setting.recomputed.astype(float))
     run = pj.evaluate(table, work_costs(stage_work(workload, table, assigned=layers), SYSTEM))
     assert message[-1].step_time == run.step_time
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_setting_is_improved_by_one_layer_at_a_time(result_case, case):
-    joint, tuned, _ = result_case[case]
-    again = [0, 0] if case == "room" else [5, 1]
-    far = Settings(np.array([tuned.setting.size]), np.array([[5, 1]]), np.array([again]))
-    with jax.enable_x64(True):
-        before = joint.times(far)
-        settings, times = improve_settings(joint, far, joint.times)
-    assert np.all(times < before)
-    np.testing.assert_array_equal(settings.size, far.size)
-    np.testing.assert_allclose(times, tuned.step_time, rtol=0.02)
 
 
 @pytest.mark.parametrize("parts", [WHOLE, ("size", "layers"), ("recompute",)])
