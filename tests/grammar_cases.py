@@ -259,14 +259,8 @@ def _text(cell, slices):
 
 def _with_stages(d, grammar, placement, rows):
     """Put what serves a stage as a whole anywhere, some of it twice, and idle cells."""
-    letters = [
-        *SHARDING,
-        *(
-            letters_of_stage
-            for letters_of_stage in grammar.kinds
-            if grammar.scope(letters_of_stage) == "stage"
-        ),
-    ]
+    stage_kinds = [kind for kind in grammar.kinds if grammar.scope(kind) == "stage"]
+    letters = [*SHARDING, *stage_kinds]
     if gathers := "UNSHARD" in grammar.lanes and d.often(0.95):
         letters = letters[2:]
     for w, row in enumerate(rows):

@@ -55,12 +55,8 @@ def survivors(path, folder, count, seed):
             for item in items:
                 if item.job_id not in jobs:
                     work.set_result(item.job_id, WorkResult(worker_outcome=WorkerOutcome.SKIPPED))
-    subprocess.run(
-        [sys.executable, "-m", "cosmic_ray.cli", "exec", config, session],
-        cwd=clone,
-        env=environment,
-        check=True,
-    )
+    command = [sys.executable, "-m", "cosmic_ray.cli", "exec", config, session]
+    subprocess.run(command, cwd=clone, env=environment, check=True)
     with use_db(str(session)) as work:
         for _, result in work.completed_work_items:
             if result.test_outcome == TestOutcome.SURVIVED:

@@ -125,11 +125,8 @@ def run_processes(run, label, *, steps=2, gap=5.0, lead=2.0, marks=None):
     times = {}
     for worker, row in enumerate(table.rows()):
         starts, ends = run.start[worker], run.finish[worker]
-        times[worker] = [
-            (cell, float(starts[k]) * 1e3, float(ends[k]) * 1e3)
-            for k, cell in enumerate(row)
-            if cell
-        ]
+        seconds = zip(row, (starts * 1e3).tolist(), (ends * 1e3).tolist(), strict=True)
+        times[worker] = [(cell, start, end) for cell, start, end in seconds if cell]
     processes = []
     for worker, cells in times.items():
         ranges, kernels = [], []

@@ -15,7 +15,7 @@ not be looked at again at that time or later, and one whose work cannot end in t
 import operator
 import sys
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, product
 
 NEXT = {"": "F", "F": "IBO", "FO": "L", "FOL": "IB", "FI": "W", "FOLI": "W"}
 """Ops that may follow those of one stage and microbatch; what is not here is over."""
@@ -68,8 +68,7 @@ class Search:
         # sender and receiver of each boundary of a pipe, forth and back
         ends = [
             row[boundary : boundary + 2][:: 1 - 2 * direction]
-            for row in pipes.placement
-            for direction in (0, 1)
+            for row, direction in product(pipes.placement, (0, 1))
             for boundary in range(self.stages - 1)
         ]
         self.links = sorted(set(ends))

@@ -89,12 +89,9 @@ def listed_seconds(costs, table):
     boundaries = range(len(table.rules.graph) or table.num_stages - 1)
     for key in ("latency", "transmit"):
         options = getattr(costs, key)
+        pipes = range(len(table.placement))
         seconds[key] = [
-            [
-                [options.get((way, p, k), 0.0) for k in boundaries]
-                for p in range(len(table.placement))
-            ]
-            for way in (0, 1)
+            [[options.get((way, p, k), 0.0) for k in boundaries] for p in pipes] for way in (0, 1)
         ]
     if costs.pair:
         seconds["pair"] = [costs.pair[stage] for stage in stages]

@@ -131,12 +131,8 @@ def test_no_two_classes_have_one_name():
 
 def test_figures_take_names_from_sweeps_and_compute_nothing_with_them():
     """A figure reads a dataset: of the sweep that made it it may know constants and words."""
-    used = {
-        name
-        for path in (ROOT / "figures").rglob("*.py")
-        for name in imports(path)
-        if name.split(".")[0] == "sweeps"
-    }
+    names = {name for path in (ROOT / "figures").rglob("*.py") for name in imports(path)}
+    used = {name for name in names if name.split(".")[0] == "sweeps"}
     others = {name for name in used if not name.split(".")[-1].isupper()}
     assert others == {"sweeps.pipedream.words.fraction"}
     tabular = [name for p in (ROOT / "figures" / "tabular").glob("*.py") for name in imports(p)]

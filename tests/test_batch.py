@@ -488,13 +488,8 @@ for size in {sizes}:
 
 
 def run_process(arguments, **environment):
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        env=os.environ | environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *arguments], env=os.environ | environment, **streams)
 
 
 def output(process):

@@ -199,14 +199,9 @@ def test_no_answer_is_worse_than_a_schedule_of_the_literature(seed):
     times = {letter: rng.uniform(1.0, 3.0, shape) for letter in ("F", "I", "W")}
     transfer, has_link = float(rng.uniform(0.0, 0.5)), bool(rng.random() < 0.6)
     away = rng.choice([0.5, 1.0, 3.0]) * times["F"] if has_link else 0.0
-    costs = pj.Costs(
-        forward=times["F"],
-        input_grad=times["I"],
-        weight_grad=times["W"],
-        transmit=transfer,
-        offload=away,
-        load=away,
-    )
+    names = {"forward": "F", "input_grad": "I", "weight_grad": "W"}
+    ops = {name: times[letter] for name, letter in names.items()}
+    costs = pj.Costs(**ops, transmit=transfer, offload=away, load=away)
     limit, share = size["num_workers"] * float(rng.choice([0.5, 1.0, 1.5])), 0.29
     arguments = {"memory_limit": limit, "weight_share": share}
     result = pj.optimize(table, costs, **arguments, offload=has_link, effort=1e-6)

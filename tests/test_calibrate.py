@@ -313,11 +313,10 @@ def measured(system, kinds=KINDS):
         for ranks, inside in groups:
             for volume in 10.0 ** np.arange(3.0, 10.0, 0.5):
                 link = system.peer_link if inside > 1 else system.network
-                seconds = (
-                    link.latency + volume / link.rate
-                    if kind == MESSAGE
-                    else float(collective_time(system, kind, volume, Group(ranks, inside)))
-                )
+                group = Group(ranks, inside)
+                seconds = link.latency + volume / link.rate
+                if kind != MESSAGE:
+                    seconds = float(collective_time(system, kind, volume, group))
                 rows.append((kind, ranks, inside, volume, seconds))
     return rows
 

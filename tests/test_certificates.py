@@ -147,14 +147,9 @@ def run_of_all_cells():
     step_end = {"all_reduce": 1.5, "update": 0.125}
     costs = pj.Costs(
         forward=np.array([[1.0, 2.0], [1.5, 0.5]]),
-        **gradients,
-        **step_end,
-        **sharding,
-        offload=0.75,
-        load=0.25,
-        pair_factor=0.5,
-        latency=0.25,
         transmit=np.array([[[0.5]], [[0.125]]]),
+        **{"offload": 0.75, "load": 0.25, "pair_factor": 0.5, "latency": 0.25},
+        **{**gradients, **step_end, **sharding},
     )
     links = pj.Links(
         "rendezvous",

@@ -1,6 +1,7 @@
 """The command line: what it prints, and that a mistake is one clear line with exit code 2."""
 
 import inspect
+import itertools
 import json
 import shlex
 import subprocess
@@ -227,16 +228,11 @@ def test_the_least_dear_change_is_taken(share):
     change = fitting_change(pj.Workload(model, **options), table, room)
     dear = {("zero", 1): 1, ("recompute", "selective"): 2, ("zero", 2): 4}
     dear |= {("recompute", "full"): 8, ("zero", 3): 16}
-    costs = [
-        sum(dear.get(item, 0) for item in all_values.items())
-        for all_values in (
-            {"zero": zero, "recompute": recompute, "sequence_parallel": parallel}
-            for zero in (0, 1, 2, 3)
-            for recompute in ("none", "selective", "full")
-            for parallel in (False, True)
-        )
-        if need(**all_values) <= room
-    ]
+    zeros, levels, sequences = (0, 1, 2, 3), ("none", "selective", "full"), (False, True)
+    names, costs = ("zero", "recompute", "sequence_parallel"), []
+    for values in itertools.product(zeros, levels, sequences):
+        changes = dict(zip(names, values, strict=True))
+        costs += [sum(dear.get(x, 0) for x in changes.items())] if need(**changes) <= room else []
     if not costs:
         assert change is None
         return

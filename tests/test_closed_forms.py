@@ -121,14 +121,9 @@ def test_dualpipe_is_dualpipe_v_from_both_ends(p, m):
     """Either half has the rows of DualPipeV, in which the pipes are the ways down and up."""
 
     def rows(table, all_values):
-        return [
-            [
-                [(op.phase, op.stage, op.microbatch // all_values) for op in cell]
-                for cell in row
-                if cell
-            ]
-            for row in table.rows()
-        ]
+        cells = [[cell for cell in row if cell] for row in table.rows()]
+        unit = lambda op: (op.phase, op.stage, op.microbatch // all_values)  # noqa: E731
+        return [[[unit(op) for op in cell] for cell in row] for row in cells]
 
     half = rows(build("dualpipe-v", p // 2, m // 2), 1)
     assert rows(build("dualpipe", p, m), 2) == [*half, *half[::-1]]

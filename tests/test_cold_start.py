@@ -51,12 +51,8 @@ SIZES = (3, 4, 5, 6)
 
 
 def test_commands_that_compile_nothing_need_no_jax(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, json.dumps(COMMANDS)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    how = {"cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", ALONE, json.dumps(COMMANDS)], **how)
     codes = json.loads(done.stderr.splitlines()[-1])
     assert dict(zip(COMMANDS, codes, strict=True)) == dict.fromkeys(COMMANDS, 0), done.stderr
 

@@ -348,17 +348,10 @@ def test_a_script_completes_what_there_is(call, shell):
 def test_bash_completes(call, tmp_path):
     (tmp_path / "mine.csv").touch()
     (tmp_path / "script").write_text(call("--completion", "bash")[1])
-    ask = [
-        f"COMP_WORDS=({line}); COMP_CWORD={len(line.split()) - 1}; _pipejax; "
-        'echo "${COMPREPLY[*]}"'
-        for line in COMPLETED
-    ]
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(["source ./script", *ask])],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
+    asked = 'COMP_WORDS=({}); COMP_CWORD={}; _pipejax; echo "${{COMPREPLY[*]}}"'
+    ask = [asked.format(line, len(line.split()) - 1) for line in COMPLETED]
+    how = {"capture_output": True, "text": True, "cwd": tmp_path}
+    done = subprocess.run(["bash", "-c", "\n".join(["source ./script", *ask])], **how)
     assert done.stderr == ""
     assert [line.split() for line in done.stdout.splitlines()] == list(COMPLETED.values())
 

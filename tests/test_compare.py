@@ -200,17 +200,11 @@ def test_timeline_is_consistent(link, data):
     ends = {(bar.worker, str(op)): bar for bar in all_bars for op in bar.ops}
     for arrow in sent:
         letters = "F" if arrow.op.phase is pj.Phase.SEND_F else "BI"
-        producer = next(
-            ends[arrow.sender, f"{arrow.op.stage}{x}{arrow.op.microbatch}"]
-            for x in letters
-            if (arrow.sender, f"{arrow.op.stage}{x}{arrow.op.microbatch}") in ends
-        )
+        nearby = (f"{arrow.op.stage}{x}{arrow.op.microbatch}" for x in letters)
+        producer = next(ends[arrow.sender, op] for op in nearby if (arrow.sender, op) in ends)
         next_stage = arrow.op.stage + (1 if letters == "F" else -1)
-        consumer = next(
-            ends[arrow.receiver, f"{next_stage}{x}{arrow.op.microbatch}"]
-            for x in letters
-            if (arrow.receiver, f"{next_stage}{x}{arrow.op.microbatch}") in ends
-        )
+        nearby = (f"{next_stage}{x}{arrow.op.microbatch}" for x in letters)
+        consumer = next(ends[arrow.receiver, op] for op in nearby if (arrow.receiver, op) in ends)
         assert producer.finish - 1e-9 <= arrow.start
         assert arrow.start + 0.5 - 1e-9 <= arrow.finish <= consumer.start + 1e-9
     critical = [bar for bar in all_bars if bar.is_critical]
@@ -260,12 +254,8 @@ def test_fewest_ops_that_would_have_to_move():
         order = draw.sample(range(4), 4), draw.sample(range(4), 4)
         row = [f"0F{m}" for m in order[0]] + [f"0B{m}" for m in order[1]]
         result = table_difference(get_rows(ops), get_rows(row))
-        longest = max(
-            size
-            for size in range(len(ops) + 1)
-            for part in itertools.combinations(ops, size)
-            if [op for op in row if op in part] == list(part)
-        )
+        parts = (p for size in range(len(ops) + 1) for p in itertools.combinations(ops, size))
+        longest = max(len(p) for p in parts if [op for op in row if op in p] == list(p))
         assert sum(entry.reordered for entry in result.rows) == len(ops) - longest
 
 

@@ -250,14 +250,10 @@ def test_costs_show_what_is_given():
 def test_gradients(link, table):
     rng = np.random.default_rng(1)
     stages, links = (table.num_stages,), (2, table.num_pipes, table.num_stages - 1)
-    costs = pj.Costs(
-        **{
-            name: jnp.asarray(1 + rng.random(stages))
-            for name in ("forward", "backward", "input_grad", "weight_grad")
-        },
-        latency=jnp.asarray(rng.random(links)),
-        transmit=jnp.asarray(rng.random(links)),
-    )
+    names = ("forward", "backward", "input_grad", "weight_grad")
+    ops = {name: jnp.asarray(1 + rng.random(stages)) for name in names}
+    latency, transmit = (jnp.asarray(rng.random(links)) for _ in range(2))
+    costs = pj.Costs(**ops, latency=latency, transmit=transmit)
     program = pj.lower(table, link=link)
     value, counts = jax.value_and_grad(pj.makespan, argnums=1)(program, costs)
     flat, back = ravel_pytree(costs)

@@ -22,13 +22,9 @@ def run_by_shell(folder, command, shell):
     """Run a command as a user does; return its exit code, stdout and stderr."""
     (folder / "err").touch()
     line = shell.format(f"{MAIN} {RUNS[command]}") + "; exit ${PIPESTATUS[0]}"
-    done = subprocess.run(
-        ["bash", "-c", line],
-        cwd=folder,
-        capture_output=True,
-        timeout=120,
-        env=os.environ | {"PIPEJAX_CACHE": str(folder / "store")},
-    )
+    environment = os.environ | {"PIPEJAX_CACHE": str(folder / "store")}
+    how = {"cwd": folder, "capture_output": True, "timeout": 120, "env": environment}
+    done = subprocess.run(["bash", "-c", line], **how)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
@@ -59,11 +55,9 @@ def test_a_file_does_not_get_the_number_of_a_stream(tmp_path):
 from pipejax.cli.process import open_streams
 open_streams()
 sys.exit(0 if open('x', 'w').fileno() > 2 else 1)"""
-    done = subprocess.run(
-        ["bash", "-c", f'exec {sys.executable} -c "$0" <&- >&- 2>&-', code],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    line = f'exec {sys.executable} -c "$0" <&- >&- 2>&-'
+    done = subprocess.run(["bash", "-c", line, code], cwd=tmp_path, env=environment)
     assert done.returncode == 0
 
 

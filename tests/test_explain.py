@@ -48,15 +48,10 @@ def built(name, workers, microbatches, options):
 def random_costs(table, seed):
     rng = np.random.default_rng(seed)
     stages, between = table.num_stages, table.num_stages - 1
-    return pj.Costs(
-        forward=rng.uniform(1, 2, stages),
-        input_grad=rng.uniform(1, 2, stages),
-        weight_grad=rng.uniform(0.5, 1, stages),
-        latency=0.02,
-        transmit=rng.uniform(0, 0.4, between),
-        all_reduce=rng.uniform(0, 3, stages),
-        update=0.5,
-    )
+    times = {"forward": rng.uniform(1, 2, stages), "input_grad": rng.uniform(1, 2, stages)}
+    times |= {"weight_grad": rng.uniform(0.5, 1, stages)}
+    messages = {"latency": 0.02, "transmit": rng.uniform(0, 0.4, between)}
+    return pj.Costs(**times, **messages, all_reduce=rng.uniform(0, 3, stages), update=0.5)
 
 
 @pytest.mark.parametrize("link", LINKS)
@@ -964,11 +959,8 @@ def test_gaps_of_an_order_come_first_and_a_built_in_order_fills_them(
     assert remedy["memory"] == workers / limits[0]
     text = f"the order of ops leaves gaps between first backwards and last forwards, which costs {seconds(cause['seconds'])}"
     assert text in lines[0]
-    assert any(
-        text.startswith("schedule 1f1b: saves ")
-        and f" with {workers / limits[0]:.3g} times the memory; " in text
-        for text in lines
-    )
+    saved, more = "schedule 1f1b: saves ", f" with {workers / limits[0]:.3g} times the memory; "
+    assert any(text.startswith(saved) and more in text for text in lines)
     # under a limit only orders that fit count
     limited = answer(*line, "--memory-limit", limits[0])
     assert all(remedy["fits"] for remedy in limited["remedies"])
@@ -1166,14 +1158,8 @@ def test_memory_rules_out_no_schedule_that_saves_less_than_another_option():
     workload = pj.Workload(model, 16, tensor_parallel=2, sequence_parallel=True)
     table = build("1f1b", 4, 16)
     limit = 1.001 * max(pj.memory_bytes(workload, table))
-    result = pj.explain(
-        table,
-        workload,
-        system=system,
-        schedules=["interleaved-1f1b"],
-        launcher="Megatron-LM",
-        memory_limit=limit,
-    )
+    how = {"schedules": ["interleaved-1f1b"], "launcher": "Megatron-LM", "memory_limit": limit}
+    result = pj.explain(table, workload, system=system, **how)
     other = build("interleaved-1f1b", 4, 16, stages_per_worker=8)
     assert max(pj.memory_bytes(workload, other)) > limit
     ruled_out = pj.evaluate(other, pj.stage_costs(workload, system, other)).step_time

@@ -58,13 +58,9 @@ def test_a_worked_example_runs_in_a_copy_of_the_package(section, tmp_path):
     shutil.copytree(ROOT / "pipejax", tmp_path / "pipejax", ignore=skipped)
     apply(section, tmp_path)
     (code,), (shown,) = blocks(section, "python"), blocks(section, "text")
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    how = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+    ran = subprocess.run([sys.executable, "-c", code], **how)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == shown
 

@@ -362,14 +362,9 @@ def test_zb_h1_has_the_published_facet():
 
 
 def test_workers_may_be_the_number():
-    result = pj.analysis.formula_family(
-        lambda p: make_program("1f1b", p, 2 * p),
-        range(2, 9),
-        ("F", "B", "c"),
-        verify_on=[11],
-        symbol="P",
-        degree=2,
-    )
+    how = {"verify_on": [11], "symbol": "P", "degree": 2}
+    program = lambda p: make_program("1f1b", p, 2 * p)  # noqa: E731
+    result = pj.analysis.formula_family(program, range(2, 9), ("F", "B", "c"), **how)
     assert str(result) == "(3P - 1)F + (3P - 1)B + (6P - 8)c for P >= 2"
 
 

@@ -628,13 +628,9 @@ def test_deepspeed_overlaps_exchanges_by_default_at_zero_3(answer, tmp_path, zer
     """DeepSpeed's zero/config.py sets overlap_comm to `stage == 3` where no file does."""
     table = build("1f1b", 1, 4)
     machine = pj.load_system("a100-40gb")
-    expected = pj.Workload(
-        pj.load_model("mpt-7b"),
-        minibatch=4,
-        data_parallel=32,
-        zero=zero,
-        overlap=overlap if option is None else option,
-    )
+    priced = overlap if option is None else option
+    fields = {"minibatch": 4, "data_parallel": 32, "zero": zero, "overlap": priced}
+    expected = pj.Workload(pj.load_model("mpt-7b"), **fields)
     step = pj.evaluate(table, pj.stage_costs(expected, machine, table)).step_time
     job = ["-m", "mpt-7b", "-y", "a100-40gb", "--launcher", "DeepSpeed", "--zero", zero]
     job += [] if option is None else ["--overlap", option]

@@ -385,12 +385,9 @@ def test_the_host_starts_layers_and_neither_embedding_nor_head():
 def test_the_embedding_exchanges_its_rows_once_each_way(shared):
     """Vocabulary in parallel (Megatron): one sum of rows in F, and none behind it but a gathering."""
     layout = Layout(tensor=8.0, sequence_parallel=shared)
-    result = {
-        (collective.kind, phase): count
-        for collective in embedding_collectives(pj.load_model("gpt-22b"), layout)
-        for phase, count in collective.count._asdict().items()
-        if count
-    }
+    collectives = embedding_collectives(pj.load_model("gpt-22b"), layout)
+    counts = [(collective.kind, collective.count._asdict()) for collective in collectives]
+    result = {(kind, phase): n for kind, count in counts for phase, n in count.items() if n}
     exchange = ("reduce_scatter" if shared else "all_reduce", "forward")
     assert result == {exchange: 1.0} | ({("all_gather", "weight_grad"): 1.0} if shared else {})
 
@@ -411,14 +408,9 @@ def test_a_backward_in_one_pass_hides_exchanges_that_its_products_do_not_wait_fo
     apart, nearby = (costs(H100, overlap=overlap) for overlap in (False, True))
     volume = 2.0 * MODEL.sequence * MODEL.hidden  # bytes of the whole hidden state, b = 1
     group = Group(8.0, 8.0)
-    hidden = (
-        2
-        * LAYERS
-        * sum(  # both of a layer's, in I and in W
-            float(collective_time(H100, kind, volume, group))
-            for kind in ("reduce_scatter", "all_gather")
-        )
-    )
+    kinds = ("reduce_scatter", "all_gather")
+    exchanges = sum(float(collective_time(H100, kind, volume, group)) for kind in kinds)
+    hidden = 2 * LAYERS * exchanges  # both of a layer's, in I and in W
     middle = 1  # neither embedding nor head
     difference = np.asarray(apart.backward - nearby.backward)[middle]
     # beside an exchange, product_seconds take 1.189 times as long

@@ -172,12 +172,9 @@ def test_workers_may_share_a_host_link():
     assert times(alone, "1O0") == (2 * F, 2 * F + OFFLOAD)
     assert alone.makespan == 2 * F + OFFLOAD + LOAD + 2 * B
     # 0O0 and 1O0 stand in one column: worker 0 comes first; 1L0 stands before 0L0
-    assert [times(shared, op)[0] for op in ("0O0", "1O0", "1L0", "0L0")] == [
-        F,
-        F + OFFLOAD,
-        F + 2 * OFFLOAD,
-        F + 2 * OFFLOAD + LOAD,
-    ]
+    both = F + 2 * OFFLOAD
+    starts = [times(shared, op)[0] for op in ("0O0", "1O0", "1L0", "0L0")]
+    assert starts == [F, F + OFFLOAD, both, both + LOAD]
     assert shared.makespan == F + 2 * OFFLOAD + 2 * LOAD + B
     assert run(SHARED, host_links=[[1], [0]]).makespan == alone.makespan
 
@@ -236,13 +233,8 @@ def test_an_export_for_pytorch_has_no_offloads(call, written, tmp_path):
 
 def test_the_order_on_a_shared_link_stays_without_transfers():
     """Rows close up by different numbers of cells; who loads first may not change by that."""
-    table = pj.ScheduleTable.from_rows(
-        [
-            ["1F0", "1O0", "", "", "1L0", "1B0"],
-            ["2F0", "2O0", "2L0", "2B0"],
-            ["0F0", "0O0", "0L0", "0WAIT_O0", "", "0B0"],
-        ]
-    )
+    rows = "1F0,1O0,,,1L0,1B0", "2F0,2O0,2L0,2B0", "0F0,0O0,0L0,0WAIT_O0,,0B0"
+    table = pj.ScheduleTable.from_rows([row.split(",") for row in rows])
     links = pj.Links("rendezvous", host_links=((0, 1, 2),))
     costs = pj.Costs.uniform(table, forward=4.0, backward=1.0, transfer=1.0, offload=3.0, load=2.0)
     cells = pj.links.insert_transfers(table, link=links)

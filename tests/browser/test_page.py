@@ -200,11 +200,8 @@ def test_all_can_be_reached_and_has_a_name(opened):
     reached = set()
     for _ in range(40):
         opened.page.keyboard.press("Tab")
-        reached.add(
-            opened(
-                "document.activeElement.id || document.activeElement.className || document.activeElement.value"
-            )
-        )
+        active = "document.activeElement"
+        reached.add(opened(f"{active}.id || {active}.className || {active}.value"))
     names = {"find", "zoom-in", "fit", "theme", "help", "bars", "factor-F", "factor-transmit"}
     assert names <= reached
     label = opened.page.locator("canvas.bars").get_attribute("aria-label")
@@ -303,13 +300,9 @@ def test_nothing_is_cut_in_a_narrow_window(width, alone, visit):
 
 
 def test_long_names_do_not_widen_the_panel(tmp_path, visit):
-    tables = [
-        dataclasses.replace(
-            pj.schedules.build("gpipe", num_workers=2, num_microbatches=2),
-            name=f"a/folder/of/tables/with_a_rather_long_name_{k}.csv",
-        )
-        for k in range(2)
-    ]
+    table = pj.schedules.build("gpipe", num_workers=2, num_microbatches=2)
+    name = "a/folder/of/tables/with_a_rather_long_name_{}.csv"
+    tables = [dataclasses.replace(table, name=name.format(k)) for k in range(2)]
     costs = pj.Costs(forward=1.0, backward=2.0)
     path = tmp_path / "names.html"
     path.write_text(page([explored(table, costs) for table in tables]))

@@ -78,16 +78,11 @@ def grid(idle=lambda setting: 0.18 if setting.limit < 2 else 0.05, bound=lambda 
 def published(better=0.0):
     asked = list(rows())
     ours = [row.published - better for row in asked]
-    return xr.Dataset(
-        {
-            "published": ("row", [row.published for row in asked]),
-            "ours": ("row", ours),
-            "bound": ("row", np.zeros(len(asked))),
-            "status": ("row", ["feasible"] * len(asked)),
-            "source": ("row", ["zb-1p"] * len(asked)),
-        },
-        coords={"row": [row.words for row in asked]},
-    )
+    columns = {"published": [row.published for row in asked], "ours": ours}
+    columns |= {"bound": np.zeros(len(asked)), "status": ["feasible"] * len(asked)}
+    columns |= {"source": ["zb-1p"] * len(asked)}
+    data = {name: ("row", values) for name, values in columns.items()}
+    return xr.Dataset(data, coords={"row": [row.words for row in asked]})
 
 
 NEWS = (

@@ -31,13 +31,12 @@ LAYOUT = {
 
 
 def published():
-    data = xr.Dataset(
-        {
-            name: (list(dims), np.ones([len(values) for values in dims.values()]))
-            for name, dims in LAYOUT.items()
-        },
-        coords={name: list(values) for dims in LAYOUT.values() for name, values in dims.items()},
-    ).assign(memory_capacity=80e9)
+    ones = {
+        name: np.ones([len(values) for values in dims.values()]) for name, dims in LAYOUT.items()
+    }
+    coords = {name: list(values) for dims in LAYOUT.values() for name, values in dims.items()}
+    data = xr.Dataset({name: (list(LAYOUT[name]), ones[name]) for name in LAYOUT}, coords=coords)
+    data = data.assign(memory_capacity=80e9)
     workers, counts = data.workers, data.microbatches
     formula = (workers - 1) / (counts + workers - 1)
     share = (workers - 2) / (2 * counts + workers - 2)

@@ -142,15 +142,9 @@ def test_where_nothing_fits_the_map_is_empty(space):
 def test_the_front_equals_brute_force(seed):
     rng = np.random.default_rng(seed)
     time, memory = rng.integers(0, 8, (2, 30))  # with ties
-    expected = [
-        not any(
-            time[i] <= time[j]
-            and memory[i] <= memory[j]
-            and (time[i] < time[j] or memory[i] < memory[j])
-            for i in range(30)
-        )
-        for j in range(30)
-    ]
+    is_at_most = (time[:, None] <= time) & (memory[:, None] <= memory)
+    is_less = (time[:, None] < time) | (memory[:, None] < memory)
+    expected = (~(is_at_most & is_less).any(axis=0)).tolist()
     assert pareto.front(time.astype(float), memory.astype(float)).tolist() == expected
     assert any(expected)
     assert not all(expected)
@@ -248,15 +242,10 @@ def test_the_page_of_papers_is_that_of_the_stores():
 
 
 def test_every_figure_can_be_printed(space, elasticity, runs, shaken):
-    figures = {
-        **design_run_time.draw(space),
-        **best_schedule.draw(space),
-        **pareto.draw(space),
-        **tornado.draw(elasticity),
-        **timelines.draw(runs),
-        **schedule_tables.draw(runs),
-        **jitter.draw(shaken),
-    }
+    figures = timelines.draw(runs) | schedule_tables.draw(runs)
+    for script in (design_run_time, best_schedule, pareto):
+        figures |= script.draw(space)
+    figures |= tornado.draw(elasticity) | jitter.draw(shaken)
     assert not [name for name, figure in figures.items() if faults(figure)]
 
 

@@ -179,14 +179,9 @@ def test_the_inequalities_at_400_points(regime_data, pair, link):
     rng = np.random.default_rng(SEED)
     backward, message = rng.uniform(0.2, 4.0, 400), 10 ** rng.uniform(-3, 1, 400)
     pair_cases = regimes.PAIRS[pair]
+    sizes = pair_cases.workers, pair_cases.microbatches, link
     first, second = (
-        longest(
-            *waited(case, pair_cases.workers, pair_cases.microbatches, link),
-            np.ones(400),
-            backward,
-            message,
-        )
-        for case in pair_cases[:2]
+        longest(*waited(case, *sizes), np.ones(400), backward, message) for case in pair_cases[:2]
     )
     text = regimes.holds_at(regime_data, pair, link, backward, message)
     np.testing.assert_array_equal(text, first <= second * (1 + 1e-12))
@@ -255,14 +250,9 @@ def test_a_queue_per_pair_costs_nothing_at_random_times():
         durations = {("F", s): t for s, t in enumerate(stages)}
         durations |= {("B", s): 2 * t for s, t in enumerate(stages)}
         pipes, costs = table.pipe_of_microbatch.tolist(), reference.Costs(durations, {}, {})
-        free, pair, worker = (
-            reference.Run(texts(table), pipes, costs, link, scope).makespan
-            for link, scope in (
-                ("delay", "worker"),
-                ("rendezvous", "pair"),
-                ("rendezvous", "worker"),
-            )
-        )
+        models = ("delay", "worker"), ("rendezvous", "pair"), ("rendezvous", "worker")
+        runs = [reference.Run(texts(table), pipes, costs, *model) for model in models]
+        free, pair, worker = (run.makespan for run in runs)
         assert pair == pytest.approx(free, rel=1e-12)
         result.append(worker / free)
     assert max(result) > 1.001
@@ -457,11 +447,8 @@ def test_all_modules_are_judged():
 def test_every_figure_can_be_printed(world):
     scripts = (links_figure, offload_figure, queues_figure, regimes_figure)
     stores = ("finding_links", "finding_offload", "finding_queues", "finding_regimes")
-    figures = {
-        name: figure
-        for script, store in zip(scripts, stores, strict=True)
-        for name, figure in script.draw(world[store]).items()
-    }
+    pairs = zip(scripts, stores, strict=True)
+    figures = {k: v for script, store in pairs for k, v in script.draw(world[store]).items()}
     assert {name: faults(figure) for name, figure in figures.items()} == {n: [] for n in stores}
     shown = {claim.figure.removesuffix(".pdf") for claim in MINE} - {""}
     assert shown == set(figures)
@@ -525,13 +512,9 @@ def found_so():
     late = (delays.largest(stages, ties=False), delays.mean(stages, late=True))
     counts = free | short | dict.fromkeys(delays.LONG, late)
     axes = ("case", "stages")
-    counts = xr.Dataset(
-        {
-            "max_delay": (axes, np.stack([values for values, _ in counts.values()])),
-            "mean_delay": (axes, np.stack([values for _, values in counts.values()])),
-        },
-        coords={"case": list(counts), "stages": stages},
-    )
+    largest, mean = (np.stack(values) for values in zip(*counts.values(), strict=True))
+    delay_data = {"max_delay": (axes, largest), "mean_delay": (axes, mean)}
+    counts = xr.Dataset(delay_data, coords={"case": list(counts), "stages": stages})
     depth, noise = np.array([4, 8, 16, 32, 64]), np.array(gradient_noise.NOISES)
     pipedream = np.tile(1e-3 + 0.03 * noise, (len(depth), 1))
     falls = 1.5e-3 + 1e-5 * depth[:, None] + 1e-4 * noise * (64 - depth[:, None])

@@ -1,5 +1,6 @@
 """The comparison with OptPipe: its problems, what solves know together, and verdicts that can fail."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -114,16 +115,9 @@ def test_a_journal_goes_on_where_it_was(tmp_path):
 
 def test_solves_know_more_together():
     """More memory is never worse, nor a faster link, nor one's own; bounds the other way round."""
-    strange = {
-        (0.5, NO_LINK): 0.4,
-        (1.0, NO_LINK): 0.6,
-        (2.0, NO_LINK): 0.2,
-        (0.5, 1.0): 0.5,
-        (1.0, 1.0): 0.3,
-        (2.0, 1.0): 0.3,
-        (0.5, 0.5): 0.3,
-        (1.0, 0.5): 0.35,
-    }
+    limits = itertools.product((NO_LINK, 1.0, 0.5), (0.5, 1.0, 2.0))
+    values = [0.4, 0.6, 0.2, 0.5, 0.3, 0.3, 0.3, 0.35]
+    strange = {(limit, link): idle for (link, limit), idle in zip(limits, values, strict=False)}
     bounds = {(1.0, NO_LINK): 0.03, (2.0, NO_LINK): 0.1, (0.5, 1.0): 0.2}
     data = made.grid(
         lambda s: 0.25 if s.sharing == SHARED else strange[s.limit, s.host_link],
@@ -400,26 +394,16 @@ def test_gaps_and_times(grid):
 @pytest.fixture(scope="module")
 def runs():
     with pytest.MonkeyPatch.context() as patch:  # a greedy schedule in the place of the optimum
-        patch.setattr(
-            timelines_sweep,
-            "_table",
-            lambda name, seconds: next(
-                METHODS["ada-offload" if name == OPTIMUM else name](timelines_sweep.SETTING)
-            ),
-        )
+        greedy = lambda name: "ada-offload" if name == OPTIMUM else name  # noqa: E731
+        table = lambda name, _: next(METHODS[greedy(name)](timelines_sweep.SETTING))  # noqa: E731
+        patch.setattr(timelines_sweep, "_table", table)
         return timelines_sweep.sweep(None, 1.0)
 
 
 def test_all_can_be_printed(grid, runs):
-    figures = [
-        optpipe_opponents.draw(grid),
-        optpipe_memory.draw(grid),
-        optpipe_links.draw(grid),
-        optpipe_gaps.draw(grid),
-        optpipe_quality.draw(grid),
-        optpipe_refinement.draw(made.refinement()),
-        timelines_figure.draw(runs),
-    ]
+    scripts = optpipe_opponents, optpipe_memory, optpipe_links, optpipe_gaps, optpipe_quality
+    figures = [script.draw(grid) for script in scripts]
+    figures += [optpipe_refinement.draw(made.refinement()), timelines_figure.draw(runs)]
     for label, figure in (pair for group in figures for pair in group.items()):
         assert faults(figure) == [], label
 

@@ -47,12 +47,8 @@ def dataset(final, *, minimum=0.0):
     """Curves that fall to given values; the step size in the middle is best."""
     fall = np.linspace(0, 1, 5)
     worse = np.array([0.5, 1.0, 0.7])  # exponents by step
-    value = np.stack(
-        [
-            SPREAD[None, :, None] * START * (end / START) ** (worse[:, None, None] * fall)
-            for end in final.values()
-        ]
-    )
+    rates = [(end / START) ** (worse[:, None, None] * fall) for end in final.values()]
+    value = np.stack([SPREAD[None, :, None] * START * rate for rate in rates])
     axes = ("scheme", "step", "seed", "sample")
     line = (("scheme", "sample"), np.tile(100 * fall, (len(final), 1)))
     step_size = [[STEP_SIZES.get(name, 1 / 32) * 2.0**k for k in (-1, 0, 1)] for name in final]
@@ -97,38 +93,32 @@ def published():
     quadratic = dataset({name: gap for name, (gap, _) in pipedream_claims.PUBLISHED_1.items()})
     data = dataset({"pipedream": 3e-7, "pipedream, drawn": 2e-6, "rpd": 2e-6})
     quadratic["gap"].loc[{"scheme": "rpd delta=60"}] *= 0.99  # 6.7 times above PipeDream is close
-    scaled = over(
-        "stages",
-        {
-            s: dataset({"pipedream": 1e-2, "rpd": 1.1e-2, "local-sgd H=5": end}, minimum=1e-4)
-            for s, end in FALLING.items()
-        },
-    )
+    fixed = {"pipedream": 1e-2, "rpd": 1.1e-2}
+    depths = {
+        s: dataset(fixed | {"local-sgd H=5": end}, minimum=1e-4) for s, end in FALLING.items()
+    }
+    scaled_runs = over("stages", depths)
     machine = dataset({"pipedream": 1e-3, "local-sgd H=1": 1e-2})
     systems = over("system", {"slow": machine, "fast": machine})
+    delays = {"max_delay": ("stages", np.floor(law)), "max_delay_law": ("stages", law)}
+    schedules = {
+        "in_flight": (("schedule", "stage"), [[4, 3, 2, 1], [4, 4, 3, 1]]),
+        "makespan": ("schedule", [22.0, 22.0]),
+        "max_delay": ("schedule", [14, 14]),
+    }
+    names = ["pipedream", "pipedream, first stage"]
+    both = {"tridiagonal quadratic": systems, "logistic regression": systems}
     return {
-        "staleness": xr.Dataset(
-            {"max_delay": ("stages", np.floor(law)), "max_delay_law": ("stages", law)},
-            coords={"stages": stages},
-        ),
+        "staleness": xr.Dataset(delays, coords={"stages": stages}),
         "convergence_bound": bound,
-        "pipedream_schedules": xr.Dataset(
-            {
-                "in_flight": (("schedule", "stage"), [[4, 3, 2, 1], [4, 4, 3, 1]]),
-                "makespan": ("schedule", [22.0, 22.0]),
-                "max_delay": ("schedule", [14, 14]),
-            },
-            coords={"schedule": ["pipedream", "pipedream, first stage"]},
-        ),
+        "pipedream_schedules": xr.Dataset(schedules, coords={"schedule": names}),
         "pipedream_quadratic": over("setting", {AS_RUN: quadratic, CAPTION: quadratic}),
         "pipedream_match": data,
         "pipedream_nesterov": dataset({"pipedream": 2.7, **LOCAL}),
         "pipedream_logistic": dataset({"pipedream": 0.0376, **LOGISTIC}),
         "pipedream_language": dataset({"pipedream": 1.5, **LANGUAGE}),
-        "pipedream_scaling": over("setting", {AS_RUN: scaled, CAPTION: scaled}),
-        "pipedream_machines": over(
-            "objective", {"tridiagonal quadratic": systems, "logistic regression": systems}
-        ),
+        "pipedream_scaling": over("setting", {AS_RUN: scaled_runs, CAPTION: scaled_runs}),
+        "pipedream_machines": over("objective", both),
     }
 
 

@@ -1,5 +1,7 @@
 """Figures of PipeDream against other ways to train, on curves made up for the purpose."""
 
+import functools
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -150,12 +152,9 @@ def test_no_winner_is_named_where_seeds_disagree(machines):
 
 
 def test_all_figures_can_be_printed(matched, scaled, machines):
-    figures = {
-        **{k: v for name in STORES for k, v in pipedream_curves.draw(store(name)).items()},
-        **pipedream_match.draw(matched),
-        **pipedream_scaling.draw(scaled),
-        **pipedream_machines.draw(machines),
-    }
+    figures = {k: v for name in STORES for k, v in pipedream_curves.draw(store(name)).items()}
+    figures |= pipedream_match.draw(matched) | pipedream_scaling.draw(scaled)
+    figures |= pipedream_machines.draw(machines)
     assert not [f"{name}: {fault}" for name, figure in figures.items() for fault in faults(figure)]
 
 
@@ -170,14 +169,10 @@ def runs():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bound_sweep, "STAGES", S)
         patch.setattr(bound_sweep, "DELTAS", (0, 60))
-        patch.setattr(
-            bound_sweep,
-            "OBJECTIVES",
-            {
-                "random quadratic": lambda: pt.random_quadratic(S, **SIZES),
-                "logistic regression": lambda: pt.random_logistic(S, **SIZES),
-            },
-        )
+        quadratic, logistic = pt.random_quadratic, pt.random_logistic
+        makers = {"random quadratic": quadratic, "logistic regression": logistic}
+        objectives = {name: functools.partial(make, S, **SIZES) for name, make in makers.items()}
+        patch.setattr(bound_sweep, "OBJECTIVES", objectives)
         return bound_sweep.sweep(UPDATES, STEP_SIZES, seeds=(0, 1), late_updates=50)
 
 
@@ -221,12 +216,8 @@ def test_divergence_is_data_and_never_a_number(runs):
 def test_the_bound_is_that_of_single_runs(runs):
     at = runs.sel(objective="random quadratic", delta=60, step_size=0.1)
     objective = pt.random_quadratic(S, **SIZES)
-    runs_alone = [
-        pt.randomized_pipedream(
-            objective, step_size=0.1, seed=seed, updates=UPDATES, delta=60, interval=6, norms=True
-        )
-        for seed in (0, 1)
-    ]
+    how = {"step_size": 0.1, "updates": UPDATES, "delta": 60, "interval": 6, "norms": True}
+    runs_alone = [pt.randomized_pipedream(objective, seed=seed, **how) for seed in (0, 1)]
     norms = [float(run.mean_squared_gradient) for run in runs_alone]
     largest = max(float(run.largest_squared_gradient) for run in runs_alone)
     np.testing.assert_allclose(at.mean_squared_gradient, norms, rtol=1e-10)

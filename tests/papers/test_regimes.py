@@ -22,10 +22,9 @@ def test_the_map_is_that_of_runs(data):
         tables = [draw(case, pair.workers, pair.microbatches) for case in pair[:2]]
         for b, c in ((0, 0), (4, 5), (8, 8), (3, 7)):
             at = {"backward": float(data.backward[b]), "transfer": float(data.message[c])}
+            costs = pj.Costs.per_worker
             first, second = (
-                pj.evaluate(
-                    table, pj.Costs.per_worker(table, forward=1.0, **at), link=MAIN["link"]
-                ).makespan
+                pj.evaluate(table, costs(table, forward=1.0, **at), link=MAIN["link"]).makespan
                 for table in tables
             )
             ratio = float(data.ratio.sel(pair=name)[b, c])
