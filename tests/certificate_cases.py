@@ -177,10 +177,8 @@ def optima(draw):
     table = build(name, p, m)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     stages = table.num_stages
-    times = {
-        name: rng.integers(1, 9, stages) * 1.0
-        for name in ("forward", "input_grad", "weight_grad", "offload", "load")
-    }
+    names = ("forward", "input_grad", "weight_grad", "offload", "load")
+    times = {name: rng.integers(1, 9, stages) * 1.0 for name in names}
     times |= {name: rng.integers(0, 3, stages) * 1.0 for name in ("all_reduce", "update")}
     transmit = rng.integers(0, 3, (2, table.num_pipes, stages - 1)) * 1.0
     costs = pj.Costs(**times, transmit=transmit)

@@ -30,6 +30,10 @@ ROWS = {
     ),
     "offloads": (["0F0,0O0,0WAIT_O0,0F1,0B1,0L0,0B0"], {**TIMES, "offload": 1.5}),
 }
+CROSSED = (  # a deadlock under rendezvous
+    "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1",
+    "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1",
+)
 GIVEN = [*BUILT, *ROWS, *TABLES]  # fused pairs, host links and grammars of their own among them
 
 

@@ -81,10 +81,8 @@ def _recorded(table, random, factor, message, ahead, late):
         begin += late[step]
         parts.append((trace, step, trace.start + gap + begin, trace.end + begin))
         begin += float(trace.end.max()) + random.exponential(GAP)
-    columns = {
-        name: np.concatenate([getattr(trace, name) for trace, *_ in parts])
-        for name in ("replica", "worker", "stage", "phase", "microbatch")
-    }
+    names = ("replica", "worker", "stage", "phase", "microbatch")
+    columns = {x: np.concatenate([getattr(trace, x) for trace, *_ in parts]) for x in names}
     columns["step"] = np.concatenate([np.full(len(trace), step) for trace, step, *_ in parts])
     for at, name in ((2, "start"), (3, "end")):
         columns[name] = np.concatenate([part[at] for part in parts]) + ahead[columns["worker"]]

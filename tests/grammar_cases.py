@@ -101,9 +101,10 @@ def _graph(d):
     stages = list(range(d.stages))
     order = d.rng.permutation(stages).tolist() if d.often(0.3) else stages
     counts = [1 + d.often(0.4) for _ in range(1, d.stages)]
-    edges = {
+    pairs = [
         (order[d.rng.integers(k)], order[k]) for k, n in enumerate(counts, 1) for _ in range(n)
-    }
+    ]
+    edges = set(pairs)
     return d.rng.permutation(sorted(edges)).tolist()
 
 

@@ -43,9 +43,8 @@ def host_run(table, launch=(), pause=(), slow=(), links=(), waits=False):
                             )
                             arrival = max(arrival, begin + 0.01)
                             if waits:
-                                process.calls.append(
-                                    (now + 0.03, max(arrival, now + 0.04), SYNC, 1)
-                                )
+                                synced = max(arrival, now + 0.04)
+                                process.calls.append((now + 0.03, synced, SYNC, 1))
                                 now = max(arrival, now + 0.04)
                     now += pause.get(worker, 0.0)
                     begin, count = now, KERNELS * (1 if op.phase.name == "F" else 2)

@@ -115,10 +115,8 @@ def _torchtitan(options, launch, begin):
     per_worker = per_worker or (2 if schedule in SEVERAL else 1)
     if workload is None:
         return workers, schedule, per_worker, layout, {}
-    units = (
-        options.get("pipeline_parallel_first_stage_less_layers", 0),
-        options.get("pipeline_parallel_last_stage_less_layers", 0),
-    )
+    less = "pipeline_parallel_{}_stage_less_layers"
+    units = [options.get(less.format(end), 0) for end in ("first", "last")]
     if "pipeline_parallel_layers_per_stage" in options:
         total = int(workload.model.layers) + sum(units)
         per_worker = total // options["pipeline_parallel_layers_per_stage"] // workers

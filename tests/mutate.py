@@ -44,9 +44,8 @@ def survivors(path, folder, count, seed):
     clone = folder / "clone"
     environment = {**os.environ, "HYPOTHESIS_PROFILE": "first_failure", "EXAMPLES": "300"}
     if not session.exists():
-        subprocess.run(
-            [sys.executable, "-m", "cosmic_ray.cli", "init", config, session], cwd=clone, check=True
-        )
+        start = [sys.executable, "-m", "cosmic_ray.cli", "init", config, session]
+        subprocess.run(start, cwd=clone, check=True)
         with use_db(str(session)) as work:
             items = list(work.pending_work_items)
             useful = [item for item in items if OPERATORS.match(item.mutations[0].operator_name)]

@@ -229,9 +229,8 @@ def _explorer(options):
 
 def _jitter(options):
     """Without variance, of the first of the costs."""
-    return pj.jitter(
-        options.table, options.rows[0], pj.analysis.Jitter(), samples=1, link=options.links
-    ).makespans
+    table, costs, links = options.table, options.rows[0], options.links
+    return pj.jitter(table, costs, pj.analysis.Jitter(), samples=1, link=links).makespans
 
 
 def _periods(options):

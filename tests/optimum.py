@@ -61,10 +61,8 @@ class Search:
         self.hosts = {w: self.workers + groups.index(g) for w, g in hosts.items() if groups}
         self.machines = self.workers + len(groups)
         self.least_back = [min(pipes.times[x][s] for x in "IB") for s in range(self.stages)]
-        self.gradient = [
-            min(pipes.times["I"][s] + pipes.times["W"][s], pipes.times["B"][s])
-            for s in range(self.stages)
-        ]
+        halves = zip(pipes.times["I"], pipes.times["W"], pipes.times["B"], strict=True)
+        self.gradient = [min(i + w, b) for i, w, b in halves]
         # sender and receiver of each boundary of a pipe, forth and back
         ends = [
             row[boundary : boundary + 2][:: 1 - 2 * direction]
@@ -259,10 +257,9 @@ class Search:
         for (stage, microbatch), end in ends.items():
             worker = self.worker(stage, microbatch)
             last[worker] = max(last.get(worker, 0), end)
-        updates = max(
-            last.get(w, 0) + sum(pipes.update[s] for s in range(self.stages) if w in holders[s])
-            for w in range(self.workers)
-        )
+        whole, update = range(self.stages), pipes.update
+        work = [sum(update[s] for s in whole if w in holders[s]) for w in range(self.workers)]
+        updates = max(last.get(w, 0) + seconds for w, seconds in enumerate(work))
         best = None
         for order in (
             permutations(range(self.stages)) if any(pipes.all_reduce) else [range(self.stages)]

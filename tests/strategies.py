@@ -226,10 +226,8 @@ def price(table, rows, rng, pairs=False, step_end=False, by_microbatch=False):
             shape = *shape, table.num_microbatches
         return rng.integers(0, 40, shape) / 8
 
-    ops = {
-        name: values(stages)
-        for name in ("forward", "backward", "input_grad", "weight_grad", "recompute", "offload")
-    }
+    names = ("forward", "backward", "input_grad", "weight_grad", "recompute", "offload")
+    ops = {name: values(stages) for name in names}
     if rng.random() < 0.5:
         ops["load"] = values(stages)
     if any(text.endswith(SHARDING) for row in rows for text in row):

@@ -29,10 +29,8 @@ LLAMA = pj.load_model("llama3-70b")  # h 8192, 64 heads, 8 of keys and values, M
 def check_rows_against_time(table, costs, seed):
     """Compare peaks of rows with peaks in time: equal if every op takes time and none is offloaded."""
     rng = np.random.default_rng(seed)
-    timed = {
-        name: 0.1 + rng.random(table.num_stages)
-        for name in ("forward", "backward", "input_grad", "weight_grad", "recompute")
-    }
+    names = ("forward", "backward", "input_grad", "weight_grad", "recompute")
+    timed = {name: 0.1 + rng.random(table.num_stages) for name in names}
     run = pj.evaluate(table, dataclasses.replace(costs, **timed, offload=0.0, load=0.0, pair=None))
     whole, inputs = 8.0 * rng.integers(1, 9, (2, table.num_stages))
     shares = rng.integers(0, 9, table.num_stages) / 8
@@ -73,10 +71,8 @@ def test_a_wait_bounds_the_memory_whatever_the_times_are():
 
 def test_thirds_add_up_to_whole_numbers():
     first = [f"0{phase}{m}" for m in range(30) for phase in "FI"]  # I before the next F
-    memory = get_memory(
-        [*first, *(f"0W{m}" for m in range(30))],
-        pj.Costs(forward=0.1, input_grad=0.7, weight_grad=0.3),
-    )
+    costs = pj.Costs(forward=0.1, input_grad=0.7, weight_grad=0.3)
+    memory = get_memory([*first, *(f"0W{m}" for m in range(30))], costs)
     thirds = 3 * memory.held
     np.testing.assert_allclose(thirds, np.round(thirds), atol=1e-9)
     assert memory.peak[0] == pytest.approx(1 + 29 * THIRD, abs=1e-9)

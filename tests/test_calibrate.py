@@ -279,10 +279,9 @@ def test_a_number_of_the_system_comes_before_that_of_others(plain_a100):
         for general in (False, True):  # known better than step times tell
             numbers = parameters_with_priors(system, [name], general=general)
             assert numbers.centre.tolist() == [centre]
-    system_centre, others = (
-        parameters_with_priors(plain_a100, ["host.step"], general=g).centre[0]
-        for g in (False, True)
-    )
+    name = "host.step"
+    priors = [parameters_with_priors(plain_a100, [name], general=g) for g in (False, True)]
+    system_centre, others = (numbers.centre[0] for numbers in priors)
     assert (system_centre, others) == (plain_a100.host.step, PRIORS["host.step"].centre)
     unsaid = plain_a100.with_number(
         "kernels.attention_efficiency", 1.0

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from certificate_cases import KINDS, derived_bounds, make_optimum, written
+from explorer_cases import CROSSED
 from hypothesis import given, settings, strategies as st
 from legal_sizes import build
 from test_grammar_runs import BRAID
@@ -90,10 +91,8 @@ def test_chains_of_a_long_pipe_are_those_of_the_search(seed):
     """Gradients of a stage wait for each other where the way back takes longer than a forward."""
     table = build("1f1b", 4, 9)
     rng = np.random.default_rng(seed)
-    times = {
-        name: rng.integers(1, largest, 4) * 1.0
-        for name, largest in (("forward", 4), ("input_grad", 12), ("weight_grad", 3))
-    }
+    largest = {"forward": 4, "input_grad": 12, "weight_grad": 3}
+    times = {name: rng.integers(1, end, 4) * 1.0 for name, end in largest.items()}
     costs = pj.Costs(**times, backward=times["input_grad"] + times["weight_grad"])
     limits = rng.choice([1.0, 2.0, 3.0, 4.0], 4)
     share = rng.choice([0.0, 0.5, 1.0])
@@ -161,9 +160,8 @@ def run_of_all_cells():
         eager_below=0.25,
     )
     run = pj.evaluate(pj.ScheduleTable.from_rows(ROWS), costs, link=links)
-    memory = pj.analysis.activation_memory(
-        run, sizes=[[1.0, 2.0], [1.5, 0.5]], weight_share=[0.25, 0.5], checkpoints=0.125
-    )
+    sizes = {"sizes": [[1.0, 2.0], [1.5, 0.5]], "weight_share": [0.25, 0.5]}
+    memory = pj.analysis.activation_memory(run, **sizes, checkpoints=0.125)
     return pj.certificate(run, memory=memory)
 
 
@@ -318,9 +316,8 @@ def is_true_run(changed):
     if changed["kind"] == "run":
         derived = written(pj.certificate(run, memory=memory))
         same = {key: claim[key] for key in derived["claim"] if key not in QUESTION}
-        return is_near(same, {key: derived["claim"][key] for key in same}) and is_near(
-            changed["proof"], derived["proof"]
-        )
+        derived_claim = {key: derived["claim"][key] for key in same}
+        return is_near(same, derived_claim) and is_near(changed["proof"], derived["proof"])
     starts = {
         str(op): run.start[w, k]
         for w, row in enumerate(run.table.rows())
@@ -507,10 +504,7 @@ def test_edges_of_a_graph_join_stages_of_the_table():
 
 
 def test_a_deadlock_is_named():
-    rows = [
-        ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
-        ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"],
-    ]
+    rows = [row.split(",") for row in CROSSED]
     run = pj.evaluate(pj.ScheduleTable.from_rows(rows), pj.Costs(forward=1.0, backward=1.0))
     claimed = written(pj.certificate(run))
     claimed["costs"]["links"]["model"] = "rendezvous"
@@ -603,10 +597,8 @@ def test_optimize_certifies_its_plan(answer, tmp_path):
 
 def test_a_solved_problem_is_in_units(answer, call, tmp_path):
     """The store counts in whole units, of half a second here."""
-    best = answer(
-        *("optimize", *ONE, "--stage-times", "F=0.5,B=1", "--memory-limit", 2),
-        *("--time-limit", 5, "--store", tmp_path / "store"),
-    )
+    line = "optimize", *ONE, "--stage-times", "F=0.5,B=1", "--memory-limit", 2, "--time-limit", 5
+    best = answer(*line, "--store", tmp_path / "store")
     (path,) = (tmp_path / "store").glob("*.json")
     message = answer("verify", path)
     assert (message["unit"], message["makespan"]) == ("units", 2 * best["makespan"])

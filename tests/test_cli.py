@@ -193,9 +193,8 @@ def test_copies_keep_numbers_and_source(tmp_path, answer, call):
 def test_what_does_not_fit_is_said_first_and_with_what_it_would(call, answer):
     code, shown, _ = call("evaluate", *SIZES, *GPT3)
     assert code == 0
-    assert shown.splitlines()[0].endswith(
-        "; does not fit: worker 0 needs 100.9 of 83.5 GB; with --sequence-parallel it would"
-    )
+    need = "worker 0 needs 100.9 of 83.5 GB; with --sequence-parallel it would"
+    assert shown.splitlines()[0].endswith(f"; does not fit: {need}")
     result = answer("evaluate", *SIZES, *GPT3)
     assert (result["fits"], result["fits_with"]) == (False, {"sequence_parallel": True})
     (line,) = result["next"]

@@ -293,10 +293,9 @@ def test_of_several_schedules_one_uses_the_time(answer):
 
 def test_a_memory_limit_is_activations_in_every_command(answer):
     arguments = ["evaluate", "-s", "zero-bubble", *ONE[2:]]
-    peaks = [
-        max(answer(*arguments, *TIMES, *limit)["activation_memory"]["peak"])
-        for limit in ([], ["--memory-limit", "3"], ["--memory-limit", "3,4,4,4"])
-    ]
+    limits = [], ["--memory-limit", "3"], ["--memory-limit", "3,4,4,4"]
+    runs = [answer(*arguments, *TIMES, *limit) for limit in limits]
+    peaks = [max(run["activation_memory"]["peak"]) for run in runs]
     assert peaks[0] > 3 >= peaks[1] == peaks[2]  # of one each, the least
 
 

@@ -239,10 +239,8 @@ def test_the_first_difference_and_what_is_out_of_order():
     result = table_difference(get_rows(ONE), get_rows(["0F0", "0B0", "0F1", "0B1"]))
     (row,) = result.rows
     assert (row.worker, row.first, row.reordered, row.only) == (0, 1, 1, (0, 0))
-    assert [[str(cell[0]) for cell in cells] for _, cells in row.around(1)] == [
-        ["0F0", "0F1", "0B0"],
-        ["0F0", "0B0", "0F1"],
-    ]
+    cells = [[str(cell[0]) for cell in cells] for _, cells in row.around(1)]
+    assert cells == [["0F0", "0F1", "0B0"], ["0F0", "0B0", "0F1"]]
     assert result.only == {}
 
 

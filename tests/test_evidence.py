@@ -96,10 +96,8 @@ def test_a_range_weighs_sources_alike_and_widens_if_they_are_few():
     # One source of Hopper has half of the weight, whatever its number of runs; the sources of all
     # generations share the next 1/3 of that, then 1/2 of it.
     single = [runs("a", "h100", *[0.0] * 99)]
-    assert error_range(WHOLE, "h200", single) == (
-        *(1, 1),
-        "1 data source of models without experts on Hopper, all others with less weight",
-    )
+    sources = "1 data source of models without experts on Hopper, all others with less weight"
+    assert error_range(WHOLE, "h200", single) == (1, 1, sources)
     fast = runs("b", "a100", -50.0)  # ratio 2: weight 1/2 x 1/3 + 1/2 x 1/3 x 1/3 = 0.222
     assert error_range(WHOLE, "h100", [*single, fast])[:2] == (1, 2)
     # 7 sources of 1/8 each; wider classes add 2 (1/8 / 10 + 1/8 / 100) = 0.0275 of others, and
@@ -134,9 +132,8 @@ def layouts():
     choices = {"tensor": [2], "pipeline": [2], "zero": [1, 3], "recompute": ["none"]}
     choices |= {"edge_units": [0], "microbatch_size": [1], "context": [1]}
     more = {"choices": choices, "overlap": 1}
-    return lambda system, **options: pj.plan(
-        "llama3-8b", system, gpus=8, minibatch=8, schedules=["1f1b"], **more, **options
-    )
+    more |= {"gpus": 8, "minibatch": 8, "schedules": ["1f1b"]}
+    return lambda system, **options: pj.plan("llama3-8b", system, **more, **options)
 
 
 def test_no_layout_that_nobody_measured_stands_first(layouts):

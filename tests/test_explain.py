@@ -657,10 +657,8 @@ def test_halves_of_a_backward_are_said(answer, tmp_path):
         names = [] if option == "-T" else ["--schedules", "zb-h1,interleaved-1f1b"]
         for row in answer("explain", "-s", "1f1b", *size, *names)["remedies"]:
             is_split = row["what"] == "schedule zb-h1"
-            assert (
-                row["assumes"]
-                == "input gradient (I) and weight gradient (W) each take half of the backward (B)"
-            ) == is_split
+            halves = "input gradient (I) and weight gradient (W) each take half of the backward (B)"
+            assert (row["assumes"] == halves) == is_split
         assumes = answer("evaluate", "-s", "zb-h1", *size)["assumes"]
         assert assumes.startswith("input gradient (I) and weight")
         assert "assumes" not in answer("evaluate", "-s", "1f1b", *size)
@@ -737,10 +735,8 @@ def test_causes_that_hide_each_other_are_named_with_the_saving_of_both(
 
     normal = np.full(workers, 21.0)
     begin = step(slow["F"], slow["X"])
-    both, stage, message = (
-        begin - step(*times)
-        for times in ((normal, transmit), (normal, slow["X"]), (slow["F"], transmit))
-    )
+    repaired = (normal, transmit), (normal, slow["X"]), (slow["F"], transmit)
+    both, stage, message = (begin - step(*times) for times in repaired)
     assert (both > 1.2 * (stage + message) + 0.01 * begin) == is_hidden
     path = tmp_path / "costs.json"
     times = {"unit": "seconds", "F": slow["F"].tolist(), "B": (2 * slow["F"]).tolist()}
@@ -904,10 +900,8 @@ def test_the_text_has_causes_of_the_json_in_their_order_and_each_share_once(answ
     assert len(shares) == len({*shares})
     # the parts of the sentence are those of the details
     parts = {part["name"]: part["seconds"] for part in result["parts"]}
-    sentences = re.findall(
-        r"(start[a-z, ]*) of the pipeline take (?:[^(\n]*\()?([\d.e+]+) % of the step",
-        "\n".join(lines),
-    )
+    part = r"(start[a-z, ]*) of the pipeline take (?:[^(\n]*\()?([\d.e+]+) % of the step"
+    sentences = re.findall(part, "\n".join(lines))
     for names, share in sentences:
         total = sum(parts[name] for name in re.split(", | and ", names))
         assert float(share) == pytest.approx(100 * total / result["step_time"], rel=6e-3)

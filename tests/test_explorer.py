@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from explorer_cases import GIVEN, build_case, explored, get_scene, run_of_page, unpack
+from explorer_cases import CROSSED, GIVEN, build_case, explored, get_scene, run_of_page, unpack
 from grammar_tables import grammar_table
 from justhtml import JustHTML
 from markupsafe import escape
@@ -89,10 +89,8 @@ def test_memory_of_a_page_is_that_of_the_run(name):
     memory = pj.analysis.activation_memory(shown.run)
     for worker in range(table.num_workers):
         is_own = held["worker"] == worker
-        level = [
-            np.sum((held["change"] * held["size"][held["place"]])[is_own & (time <= t)])
-            for t in memory.curve(worker)[0]
-        ]
+        changes = held["change"] * held["size"][held["place"]]
+        level = [np.sum(changes[is_own & (time <= t)]) for t in memory.curve(worker)[0]]
         assert np.allclose(level, memory.curve(worker)[1], atol=1e-12)
 
 
@@ -129,10 +127,7 @@ def test_a_recorded_step_of_a_hundred_thousand_ops_is_a_page_of_few_megabytes():
 
 
 def test_a_link_model_under_which_nothing_runs_says_why():
-    rows = [
-        ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
-        ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"],
-    ]
+    rows = [row.split(",") for row in CROSSED]
     table = pj.ScheduleTable.from_rows(rows)
     scene = get_scene(page([explored(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.1))]))
     (schedule,) = scene["schedules"]

@@ -490,10 +490,8 @@ def test_an_order_that_was_planned_is_told_with_its_times(call, answer, tmp_path
     assert "planned for F=1, I=1.5, W=1.5, c=0" in out
     planned = answer("formula", "-s", "zb-1p", *ZB_V[3:7], "--planned-comm", 0.5)
     assert planned["planned_for"]["zb-1p"]["c"] == 0.5
-    offloads = answer(
-        *("formula", "-s", "ada-offload", "-P", 2, "-M", 3, "--planned-offload", "1,2"),
-        *("--max-facets", 20),
-    )
+    line = "formula", "-s", "ada-offload", "-P", 2, "-M", 3, "--planned-offload", "1,2"
+    offloads = answer(*line, "--max-facets", 20)
     assert offloads["planned_for"]["ada-offload"]["O"] == [1.0, 2.0]
     assert answer("formula", "-s", "1f1b", "-P", 2, "-M", 2)["planned_for"] == {}
 

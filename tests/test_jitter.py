@@ -115,10 +115,8 @@ def test_critical_shares(replicas):
 
 def test_what_does_not_fit_ranks_behind_what_does():
     uneven = pj.analysis.Jitter(op=pj.analysis.Distribution("gamma", 0.2))
-    runs = [
-        pj.jitter(build(), pj.Costs(forward=time, backward=2 * time), uneven, samples=32)
-        for time in (1.0, 2.0, 3.0)
-    ]
+    costs = [pj.Costs(forward=time, backward=2 * time) for time in (1.0, 2.0, 3.0)]
+    runs = [pj.jitter(build(), cost, uneven, samples=32) for cost in costs]
     ranked = pj.analysis.robustness(runs, fits=[False, True, True])
     assert [row.makespan_rank for row in ranked] == [3, 1, 2]
     assert [row.fastest_share for row in ranked] == [0.0, 1.0, 0.0]

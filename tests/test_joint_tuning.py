@@ -47,9 +47,9 @@ def result_case():
     """By case the problem, what a local search finds, and the best of all settings."""
     with jax.enable_x64(True):
         problems = {name: few(WHOLE, *case) for name, case in CASES.items()}
+        searches = search_locally, search_jointly
         return {
-            name: (joint, search_locally(joint), search_jointly(joint))
-            for name, joint in problems.items()
+            k: (joint, *(search(joint) for search in searches)) for k, joint in problems.items()
         }
 
 

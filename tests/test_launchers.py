@@ -247,9 +247,8 @@ def test_torchtitan_names_interleaved_schedules_of_equal_groups(schedule, microb
 
 
 def test_what_launchers_lack():
-    megatron, torchtitan, deepspeed = launcher_settings(
-        "zb-h1", tensor_parallel=2, context_parallel=2, rank_order="tp-pp-dp"
-    )
+    fields = {"tensor_parallel": 2, "context_parallel": 2, "rank_order": "tp-pp-dp"}
+    megatron, torchtitan, deepspeed = launcher_settings("zb-h1", **fields)
     assert megatron.lacks == ("schedule zb-h1 (1f1b and interleaved-1f1b are there)",)
     assert torchtitan.options["parallelism.pipeline_parallel_schedule_csv"] == "zb-h1.csv"
     assert [re.match(r"[a-z ]+", lack)[0].strip() for lack in torchtitan.lacks] == [
@@ -737,10 +736,8 @@ PRECISIONS = {
 def test_options_have_the_precision(launcher, precision):
     table = build("1f1b", 2, 4)
     words = PRECISIONS[launcher, precision]
-    wide, narrow = (
-        pj.costing.launches(pj.Workload(LLAMA, 8, precision=name), table, launcher)[0]
-        for name in ("bf16", precision)
-    )
+    workloads = [pj.Workload(LLAMA, 8, precision=name) for name in ("bf16", precision)]
+    wide, narrow = (pj.costing.launches(x, table, launcher)[0] for x in workloads)
     if words is None:
         assert any(text.startswith(f"precision {precision} (bf16") for text in narrow.lacks)
     else:
@@ -964,10 +961,9 @@ def test_a_plan_begins_with_what_fits_as_measured(launcher, gpus, sequence, choi
     words = r"faster if it fits \((.*) GB at (.*) times the predicted memory\): (.*) with"
     named = re.findall(words, text)
     top = factors[-1] if factors else 1.0
-    assert named == [
-        (f"{top * entry.memory_bytes / 1e9:.3g}", f"{top:.3g}", seconds(entry.step_time))
-        for entry in faster
-    ]
+    times = f"{top:.3g}"
+    rows = [(f"{top * x.memory_bytes / 1e9:.3g}", times, seconds(x.step_time)) for x in faster]
+    assert named == rows
 
 
 @pytest.mark.parametrize("launcher", ["Megatron-LM", "torchtitan"])

@@ -73,10 +73,9 @@ def test_flop_of_the_products_are_the_formula(name, kind, recompute, layout):
 def test_only_a_flash_kernel_skips_what_a_causal_mask_hides():
     for name, share in (("llama3-70b", 0.5), ("gpt3-175b", 1.0)):
         model = pj.load_model(name)
-        masked, whole = (
-            get_sum([op for op in layer_ops(m, SPLIT) if op.kind == "attention"], "flop")
-            for m in (model, dataclasses.replace(model, causal=False))
-        )
+        models = model, dataclasses.replace(model, causal=False)
+        attention = [[op for op in layer_ops(m, SPLIT) if op.kind == "attention"] for m in models]
+        masked, whole = (get_sum(ops, "flop") for ops in attention)
         assert list(masked) == pytest.approx([share * phase for phase in whole])
 
 
@@ -218,9 +217,8 @@ def test_layouts_are_priced_as_one_batch():
 def test_context_parallelism_divides_all_of_it():
     for name, kind in (("gpt3-175b", "dense"), ("deepseek-v3", "moe")):
         model = pj.load_model(name)
-        whole, part = (
-            formulas.layer_activation_bytes(model, Layout(context=c), kind=kind) for c in (1, 4)
-        )
+        layouts = Layout(context=1), Layout(context=4)
+        whole, part = (formulas.layer_activation_bytes(model, x, kind=kind) for x in layouts)
         assert part == whole / 4
 
 
@@ -267,9 +265,8 @@ def test_gradients_that_are_accumulated_in_a_wider_type_have_a_buffer_each():
     wide = dataclasses.replace(model, gradient_bytes=4)
     tokens, h, f = 8192, 8192, 28672
     matrices = 2 * h * h + 2 * h * 1024 + 3 * h * f
-    assert formulas.buffer_bytes(wide, Layout(), **stage) == 2 * (
-        matrices + tokens * (3 * f + 2 * h)
-    )
+    more = matrices + tokens * (3 * f + 2 * h)
+    assert formulas.buffer_bytes(wide, Layout(), **stage) == 2 * more
     head = formulas.buffer_bytes(wide, Layout(tensor=2), dense=1, moe=0, head=1)
     assert head == matrices + 2 * tokens * 2 * h + 128256 * h
 
@@ -430,10 +427,8 @@ def test_what_is_longer_than_the_products_stays_exposed():
 def test_gradients_and_tensor_parallelism_have_shares_of_their_own():
     layout = {"tensor_parallel": 8, "sequence_parallel": True, "data_parallel": 8, "zero": 1}
     shares = [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)]  # of gradients and weights, of product_seconds
-    none, gradients, product_seconds = (
-        pj.stage_costs(pj.Workload(MODEL, 4, **layout, overlap=a, tensor_overlap=b), H100, TABLE)
-        for a, b in shares
-    )
+    workloads = [pj.Workload(MODEL, 4, **layout, overlap=a, tensor_overlap=b) for a, b in shares]
+    none, gradients, product_seconds = (pj.stage_costs(w, H100, TABLE) for w in workloads)
     np.testing.assert_array_equal(none.backward, gradients.backward)
     np.testing.assert_array_equal(none.all_reduce, product_seconds.all_reduce)
     assert (np.asarray(product_seconds.backward) < none.backward).all()

@@ -75,10 +75,8 @@ def test_any_table_is_what_the_engine_says(tmp_path, visit):
     carried = {f"t{k}": table for k, (table, _) in enumerate(samples)}
     times = {"forward": 1.0, "backward": 2.2, "input_grad": 1.3, "weight_grad": 0.9}
     times |= {"recompute": 1.1, "transfer": 0.17}
-    runs = {
-        name: pj.evaluate(replace(table, name=name), pj.Costs.per_worker(table, **times))
-        for name, table in carried.items()
-    }
+    costs = {name: pj.Costs.per_worker(table, **times) for name, table in carried.items()}
+    runs = {k: pj.evaluate(replace(x, name=k), costs[k]) for k, x in carried.items()}
     opened = visit(offering(tmp_path, runs.values()))
     for run in runs.values():
         as_engine(opened, run)
@@ -161,9 +159,8 @@ def test_what_is_not_there_for_a_size_is_said(offered, visit):
     before = opened.makespans()
     page.get_by_label("microbatches", exact=True).select_option("4")  # fewer than it needs
     page.locator("#choice-notice").wait_for()
-    assert "No dualpipe is here for 4 workers and 4 microbatches" in (
-        page.locator("#choice-notice").inner_text()
-    )
+    notice = page.locator("#choice-notice").inner_text()
+    assert "No dualpipe is here for 4 workers and 4 microbatches" in notice
     assert opened.makespans() == before
     assert page.get_by_label("microbatches", exact=True).input_value() == "8"
 

@@ -79,9 +79,8 @@ def test_a_dragged_slider_prices_anew(alone, visit):
     assert factor > 1.5
     scaled = pj.Costs(forward=factor, backward=2.0, transmit=0.25)
     expected = pj.evaluate(run.table, scaled).makespan
-    assert float(opened.page.locator("#makespan").get_attribute("data-value")) == pytest.approx(
-        expected, rel=1e-9
-    )
+    shown = float(opened.page.locator("#makespan").get_attribute("data-value"))
+    assert shown == pytest.approx(expected, rel=1e-9)
     assert f"{expected:.5g} s" in opened.page.locator("#makespan").inner_text()
     opened.page.get_by_role("button", name="as given").click()
     opened.settle()

@@ -7,7 +7,7 @@ import re
 import matplotlib.image
 import numpy as np
 import pytest
-from explorer_cases import explored
+from explorer_cases import CROSSED, explored
 from grammar_tables import grammar_table
 from markupsafe import escape
 
@@ -350,10 +350,7 @@ def test_a_large_page_changes_its_link_model_soon(link, large, visit):
 
 
 def test_a_link_model_that_deadlocks_says_why(tmp_path, visit):
-    rows = [
-        ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
-        ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"],
-    ]
+    rows = [row.split(",") for row in CROSSED]
     table = pj.ScheduleTable.from_rows(rows, name="<b>mine</b>")
     path = tmp_path / "x.html"
     path.write_text(page([explored(table, pj.Costs(forward=1.0, backward=2.0, transmit=0.1))]))
@@ -481,9 +478,9 @@ def recorded(tmp_path_factory):
     result = Replay(pipelines, Links.resolve("blocking"), np.full(6, 0.2), np.zeros(1), {})
     (pipeline,) = result.pipelines.pipelines
     costs = pj.traces.measured_costs(result, pipeline=pipeline)
-    replayed = explored(result.pipelines.table, costs, result.links)._replace(
-        name="replayed", recorded=result.pipelines.starts(pipeline)
-    )
+    starts = result.pipelines.starts(pipeline)
+    replayed = explored(result.pipelines.table, costs, result.links)
+    replayed = replayed._replace(name="replayed", recorded=starts)
     path = tmp_path_factory.mktemp("pages") / "recorded.html"
     path.write_text(page([replayed, explored(table, costs, result.links)]))
     letters = [trace.phases[code] for code in trace.phase]

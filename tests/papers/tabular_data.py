@@ -52,10 +52,9 @@ def published():
 
 def put(values, what, **where):
     """Put values, or an array of some of the axes, where labels say."""
-    values.loc[where] = np.broadcast_to(
-        xr.DataArray(what).broadcast_like(values.sel(where)).transpose(*values.sel(where).dims),
-        values.sel(where).shape,
-    )
+    there = values.sel(where)
+    filled = xr.DataArray(what).broadcast_like(there).transpose(*there.dims)
+    values.loc[where] = np.broadcast_to(filled, there.shape)
 
 
 def _times(data):

@@ -184,9 +184,8 @@ def test_command(names, stores, tmp_path, capsys):
     for name in ("design_space", "jitter", "timelines") if names == DRAWN else ():
         shutil.rmtree(stores / f"{name}.zarr")
     assert command.main(["--data", str(stores), "--out", str(out)]) == 0
-    assert {path.name for path in out.iterdir()} == {
-        f"{name}.{suffix}" for name in names for suffix in ("pdf", "png")
-    } | {"captions.md", "captions.tex"}
+    files = {f"{name}.{suffix}" for name in names for suffix in ("pdf", "png")}
+    assert {path.name for path in out.iterdir()} == files | {"captions.md", "captions.tex"}
     latex = (out / "captions.tex").read_text()
     for name in names:
         assert f"\\includegraphics{{{name}.pdf}}" in latex

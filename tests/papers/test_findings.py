@@ -180,9 +180,8 @@ def test_the_inequalities_at_400_points(regime_data, pair, link):
     backward, message = rng.uniform(0.2, 4.0, 400), 10 ** rng.uniform(-3, 1, 400)
     pair_cases = regimes.PAIRS[pair]
     sizes = pair_cases.workers, pair_cases.microbatches, link
-    first, second = (
-        longest(*waited(case, *sizes), np.ones(400), backward, message) for case in pair_cases[:2]
-    )
+    runs = [waited(case, *sizes) for case in pair_cases[:2]]
+    first, second = (longest(*run, np.ones(400), backward, message) for run in runs)
     text = regimes.holds_at(regime_data, pair, link, backward, message)
     np.testing.assert_array_equal(text, first <= second * (1 + 1e-12))
     assert 20 < text.sum() < 380
@@ -204,10 +203,8 @@ def test_the_checker_confirms_the_forms_of_both_pairs(link):
 def test_the_border_of_hanayo(link, border):
     """Both take equally long on it, and Hanayo longer behind it."""
     message = np.array([border - 1e-6, border, border + 1e-6])
-    first, second = (
-        longest(*waited(case, 8, 8, link), np.ones(3), 2 * np.ones(3), message)
-        for case in ("hanayo, 2 waves", "chimera")
-    )
+    runs = [waited(case, 8, 8, link) for case in ("hanayo, 2 waves", "chimera")]
+    first, second = (longest(*run, np.ones(3), 2 * np.ones(3), message) for run in runs)
     assert np.sign(np.round(first - second, 9)).tolist() == [-1, 0, 1]
 
 
@@ -232,10 +229,8 @@ def test_queues_cost_time_with_free_messages():
     sent = pj.lower(table).messages
     ends = {op: free.end[cell] for op, cell in free.table.cell.items()}
     forth = sent.direction == 0
-    ready = [
-        ends["F" if is_forth else "B", int(stage), int(m)]
-        for is_forth, stage, m in zip(forth, sent.stage, sent.microbatch, strict=True)
-    ]
+    keys = zip(forth, sent.stage.tolist(), sent.microbatch.tolist(), strict=True)
+    ready = [ends["F" if is_forth else "B", stage, m] for is_forth, stage, m in keys]
     ordered = pj.links.insert_transfers(table, np.argsort(ready, kind="stable"))
     repaired = played(ordered, DOUBLE, 0.0, "rendezvous").makespan
     assert repaired == pytest.approx(free.makespan)
@@ -307,10 +302,8 @@ def least(setting, seconds=20.0):
 
 def test_the_strongest_instance():
     """Interleaved PipeOffload takes 458.2 ms, one stage per worker 532.2 at the least."""
-    runs = [
-        replayed(table, STRONGEST.pipe.times, STRONGEST.pipe.message)
-        for table in METHODS["pipe-offload, interleaved"](STRONGEST)
-    ]
+    tables = METHODS["pipe-offload, interleaved"](STRONGEST)
+    runs = [replayed(table, STRONGEST.pipe.times, STRONGEST.pipe.message) for table in tables]
     fitting = min(makespan for makespan, largest in runs if largest <= STRONGEST.activations + 1e-9)
     bound, status = least(STRONGEST)
     assert round(1e3 * fitting, 1) == 458.2
@@ -468,10 +461,9 @@ def test_ends_are_those_of_the_best_single_run(name):
     result = gradient_noise._ends(tried, setting, [0.0]).sel(noise=0.0, read="last model")
     objective = jax.tree.map(lambda leaf: leaf[0], make_objectives(setting))
     table = build_until(tried.method, 4, until, **tried.options)
-    runs = [
-        replay(objective, table, step_size=size, seed=0, times=[0.0, until], batches="cyclic")
-        for size in 2.0**tried.exponents
-    ]
+    how = {"seed": 0, "times": [0.0, until], "batches": "cyclic"}
+    sizes = 2.0**tried.exponents
+    runs = [replay(objective, table, step_size=size, **how) for size in sizes]
     ends = [float(run.value[-1]) for run in runs]
     assert float(result.end.item()) == pytest.approx(min(ends), rel=1e-9)
     assert float(result.step_size) == 2.0 ** tried.exponents[np.argmin(ends)]

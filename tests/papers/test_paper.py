@@ -229,9 +229,8 @@ def test_activations_of_a_stage_are_those_that_its_forwards_left(few, case):
     held, largest = np.zeros((2, 2, 8))
     for slot in range(table.num_slots):
         for row in range(8):
-            phase, stage, microbatch = (
-                int(values[row, slot]) for values in (table.phase, table.stage, table.microbatch)
-            )
+            columns = (table.phase, table.stage, table.microbatch)
+            phase, stage, microbatch = (int(values[row, slot]) for values in columns)
             if microbatch >= 0:
                 held[microbatch % 2, stage] += 1 if phase == pj.Phase.F else -1
         largest = np.maximum(largest, held)

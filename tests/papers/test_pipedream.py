@@ -94,9 +94,8 @@ def published():
     data = dataset({"pipedream": 3e-7, "pipedream, drawn": 2e-6, "rpd": 2e-6})
     quadratic["gap"].loc[{"scheme": "rpd delta=60"}] *= 0.99  # 6.7 times above PipeDream is close
     fixed = {"pipedream": 1e-2, "rpd": 1.1e-2}
-    depths = {
-        s: dataset(fixed | {"local-sgd H=5": end}, minimum=1e-4) for s, end in FALLING.items()
-    }
+    ends = {s: fixed | {"local-sgd H=5": end} for s, end in FALLING.items()}
+    depths = {s: dataset(final, minimum=1e-4) for s, final in ends.items()}
     scaled_runs = over("stages", depths)
     machine = dataset({"pipedream": 1e-3, "local-sgd H=1": 1e-2})
     systems = over("system", {"slow": machine, "fast": machine})
@@ -199,9 +198,8 @@ def test_a_claim_fails_when_its_data_contradict_it():
 
 def test_an_order_is_open_where_a_best_step_size_is_the_last_that_was_tried(data):
     rising = data["pipedream_language"].copy(deep=True)
-    rising["loss"].loc[{"scheme": "local-sgd H=8", "step": 1}] = (
-        rising.loss.sel(scheme="local-sgd H=8", step=0) - 0.01
-    )
+    earlier = rising.loss.sel(scheme="local-sgd H=8", step=0)
+    rising["loss"].loc[{"scheme": "local-sgd H=8", "step": 1}] = earlier - 0.01
     (row,) = judged({**data, "pipedream_language": rising}, ("4, winner",))
     assert row["verdict"] == "open"
     assert "local-sgd H=8 may end lower beyond the step sizes that were tried" in row["reason"]

@@ -55,10 +55,8 @@ def zero_bubble(schedule, hidden, microbatches):
 def test_zero_bubble_step_times_by_rendezvous(hidden, microbatches):
     runs = zero_bubble("interleaved-1f1b", hidden, microbatches)
     built = zero_bubble_accuracy.tables(runs)
-    predicted = [
-        zero_bubble_accuracy.step_times(runs, built, zero_bubble_accuracy.LINKS[link])
-        for link in ("rendezvous", "delay")
-    ]
+    models = [zero_bubble_accuracy.LINKS[link] for link in ("rendezvous", "delay")]
+    predicted = [zero_bubble_accuracy.step_times(runs, built, model) for model in models]
     rendezvous, delay = relative_errors(np.concatenate(predicted), runs.seconds[0])
     assert abs(rendezvous) < 0.015
     assert delay < -0.07  # many messages: it matters that they wait for each other
@@ -69,10 +67,8 @@ def test_zero_bubble_steps_do_not_wait_for_the_pipeline_to_fill(hidden):
     rows = measured("zero_bubble_a100")
     runs = rows.take((rows.schedule == "zb-2p") & (rows.column("hidden") == hidden))
     line = step_line(runs.microbatches, runs.seconds)
-    fill_times = [
-        1e-3 * (shape.workers - 1) * profile.forward
-        for shape, profile in zero_bubble_accuracy.profiles(runs)
-    ]
+    profiles = zero_bubble_accuracy.profiles(runs)
+    fill_times = [1e-3 * (shape.workers - 1) * profile.forward for shape, profile in profiles]
     assert 0.04 < line.offset < 0.06 < 0.09 < min(fill_times)
     assert runs.steps_overlap.all()
 

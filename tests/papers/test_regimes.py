@@ -23,10 +23,8 @@ def test_the_map_is_that_of_runs(data):
         for b, c in ((0, 0), (4, 5), (8, 8), (3, 7)):
             at = {"backward": float(data.backward[b]), "transfer": float(data.message[c])}
             costs = pj.Costs.per_worker
-            first, second = (
-                pj.evaluate(table, costs(table, forward=1.0, **at), link=MAIN["link"]).makespan
-                for table in tables
-            )
+            runs = [pj.evaluate(x, costs(x, forward=1.0, **at), link=MAIN["link"]) for x in tables]
+            first, second = (run.makespan for run in runs)
             ratio = float(data.ratio.sel(pair=name)[b, c])
             assert ratio == pytest.approx(first / second, rel=1e-12)
 
