@@ -96,7 +96,6 @@ def make_costs(draw, table):
 
 @st.composite
 def make_links(draw, workers):
-    """Links of any kind, for a number of workers."""
     link = draw(st.sampled_from(LINKS))
     how = draw(strategies.carried(link.model, workers))
     how["queues"] = draw(st.sampled_from(["worker", "pair", "direction"]))
@@ -121,7 +120,6 @@ def legal(case):
 
 @st.composite
 def get_claims(draw, table, costs, links):
-    """A certificate of a table's run."""
     try:
         run = pj.evaluate(table, costs, link=links)
     except pj.ScheduleError:  # shared host links, or queues that cells order, can be a deadlock

@@ -19,5 +19,4 @@ def jax_events(run):
 
 
 def compilations(run):
-    """Count what XLA compiles during a call."""
     return sum("backend_compile" in event for event in jax_events(run))

@@ -51,7 +51,6 @@ def unpack(packed):
 
 
 def build_case(name):
-    """A table and its costs."""
     if name in TABLES:
         return grammar_table(name)
     if name in ROWS:

@@ -17,7 +17,6 @@ PHASES = {"F": "forward", "I": "input_grad", "W": "weight_grad", "B": "backward"
 
 
 def tables():
-    """All schedules on all numbers of workers."""
     for name, workers in itertools.product(SCHEDULES, WORKERS):
         yield pj.schedules.build(name, num_workers=workers, num_microbatches=MICROBATCHES)
 
@@ -90,6 +89,5 @@ def _recorded(table, random, factor, message, ahead, late):
 
 
 def find_suspects(trace):
-    """Return what is suspect in a trace."""
     right, offsets = pj.traces.aligned(trace)
     return pj.traces.suspects(pj.traces.replay(pj.traces.find_pipelines(right)), offsets)

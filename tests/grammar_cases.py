@@ -101,10 +101,8 @@ def _graph(d):
     stages = list(range(d.stages))
     order = d.rng.permutation(stages).tolist() if d.often(0.3) else stages
     counts = [1 + d.often(0.4) for _ in range(1, d.stages)]
-    pairs = [
-        (order[d.rng.integers(k)], order[k]) for k, n in enumerate(counts, 1) for _ in range(n)
-    ]
-    edges = set(pairs)
+    pairs = [(d.rng.integers(k), k) for k, n in enumerate(counts, 1) for _ in range(n)]
+    edges = {(order[source], order[k]) for source, k in pairs}
     return d.rng.permutation(sorted(edges)).tolist()
 
 
@@ -382,7 +380,6 @@ def _counted(grammar, rows):
 
 @st.composite
 def cases(draw, by_microbatch=False, max_workers=4):
-    """Draw a table with a grammar and costs for it."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     mode = draw(st.sampled_from(["usual", "usual", "forward", "own", "own"]))
     workers, slices = draw(st.integers(1, max_workers)), draw(st.sampled_from([1, 1, 1, 2, 3]))

@@ -73,7 +73,6 @@ def _producer(op, stages):
 
 
 def write_nsight(folder, processes):
-    """Write an export for each rank."""
     for rank, process in enumerate(processes):
         write_export(folder / f"rank{rank}.sqlite", [process])
     return folder

@@ -20,12 +20,10 @@ WHOLE = tuple(name for name in REGISTRY if name not in SLICED)
 
 
 def build(name, workers, microbatches, **options):
-    """Build a registered schedule."""
     return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
 
 
 def is_legal(name, workers, microbatches):
-    """Return whether a registered schedule can be built."""
     return LEGAL[pj.schedules.find(name).legal](workers, microbatches)
 
 

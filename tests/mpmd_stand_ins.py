@@ -151,7 +151,6 @@ def fragments(table, *, split):
 
 
 def make_op(fragment):
-    """Phase, stage and microbatch of a fragment."""
     phases = {None: Phase.B, SplitFragmentType.KEEP_TRANSFERRED: Phase.I}
     backward = phases.get(fragment.split_type, Phase.W)
     phase = backward if fragment.origins[0].transpose_count else Phase.F

@@ -106,7 +106,6 @@ class Search:
         return self.decide(now, machine + 1, done, ends, ready, back, free, links, starts)
 
     def choices(self, now, machine, done, ends, ready, back, free):
-        """Ops that a machine can start now."""
         for key in self.ops:
             worker, stage = self.worker(*key), key[0]
             for letter in NEXT.get(done[key], "") if ends[key] <= now else "":
@@ -280,7 +279,6 @@ def schedule_before(pipes, before, limit=None):
 
 
 def get_end(pipes, starts):
-    """End of a schedule of these starts."""
     search, ends = Search(pipes, 0), {}
     for (letter, *key), at in starts.items():
         if letter not in "OL":

@@ -27,7 +27,6 @@ PARTS = {f"{room}.{name}" for room, names in PARTS.items() for name in names.spl
 
 
 def public():
-    """Every public name, with its namespace."""
     return [f"{room}.{name}" if room else name for room, names in NAMES.items() for name in names]
 
 

@@ -56,7 +56,6 @@ def parsed(rows):
 
 
 def texts(table):
-    """Texts of the ops of each worker."""
     return [[str(op) for cell in row for op in cell] for row in table.rows()]
 
 

@@ -43,7 +43,6 @@ def tables(
     offloads=True,
     sharding=False,
 ):
-    """Draw a legal table."""
     workers = draw(st.integers(1, max_workers))
     stages = draw(st.integers(workers, 2 * workers + 1))
     microbatches = draw(st.integers(1, max_microbatches))

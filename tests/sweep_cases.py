@@ -12,7 +12,6 @@ GRID = tomllib.loads(GRID_TOML)
 
 
 def declare(folder):
-    """Write the declared sweep into a folder."""
     path = folder / "sweep.toml"
     path.write_text(TOML)
     return path

@@ -272,7 +272,6 @@ def put(value, inner, key):
 
 
 def edited(data, path, change):
-    """A copy of JSON with one place changed."""
     copied = copy.deepcopy(data)
     *way, last = path
     change(functools.reduce(lambda inner, key: inner[key], way, copied), last)

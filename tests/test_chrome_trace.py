@@ -35,7 +35,6 @@ SCHEDULES = (
 
 
 def make_table(name):
-    """A schedule, built or recorded."""
     if name.endswith(".csv"):
         return pj.read_table(Path(__file__).parent / "data" / name)
     if name in TABLES:

@@ -466,9 +466,8 @@ def test_memory_costs_what_lies_beyond_the_best_that_fits(answer):
     result = answer("explain", *line)
     fault = next(fault for fault in result["faults"] if fault["kind"] == "memory")
     best = max(remedy["saves"] for remedy in result["remedies"] if remedy["kind"] == "schedule")
-    words = (
-        r"schedule (\S+), stages per worker (\d+) .* save ([\d.]+) % of the step more than the best"
-    )
+    gain = r"save ([\d.]+) % of the step more than the best"
+    words = rf"schedule (\S+), stages per worker (\d+) .* {gain}"
     name, stages, percent = re.search(words, fault["why"]).groups()
     table = build(name, 4, 12, stages_per_worker=int(stages))
     times = dict.fromkeys(("forward", "input_grad", "weight_grad"), 1 / int(stages))

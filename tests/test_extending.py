@@ -17,7 +17,6 @@ WORKED = [title for title, text in SECTIONS.items() if "```diff" in text]
 
 
 def blocks(section, kind):
-    """The fenced blocks of a section."""
     return re.findall(rf"^```{kind}\n(.*?)^```", SECTIONS[section], re.M | re.S)
 
 

@@ -48,9 +48,7 @@ def result_case():
     with jax.enable_x64(True):
         problems = {name: few(WHOLE, *case) for name, case in CASES.items()}
         searches = search_locally, search_jointly
-        return {
-            k: (joint, *(search(joint) for search in searches)) for k, joint in problems.items()
-        }
+        return {k: (x, *(search(x) for search in searches)) for k, x in problems.items()}
 
 
 @pytest.mark.parametrize("case", CASES)

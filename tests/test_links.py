@@ -163,7 +163,6 @@ def run(rows, costs=OFFLOAD_COSTS, **links):
 
 
 def times(result, text):
-    """Start and finish of an op."""
     return next((bar.start, bar.finish) for bar in bars(result) if bar.label == text)
 
 

@@ -128,7 +128,6 @@ def alone(tmp_path_factory):
 
 @pytest.fixture
 def opened(alone, visit):
-    """The page of one schedule, open."""
     return visit(alone[0])
 
 

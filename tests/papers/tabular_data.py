@@ -31,9 +31,8 @@ LAYOUT = {
 
 
 def published():
-    ones = {
-        name: np.ones([len(values) for values in dims.values()]) for name, dims in LAYOUT.items()
-    }
+    sizes = {name: [len(values) for values in dims.values()] for name, dims in LAYOUT.items()}
+    ones = {name: np.ones(size) for name, size in sizes.items()}
     coords = {name: list(values) for dims in LAYOUT.values() for name, values in dims.items()}
     data = xr.Dataset({name: (list(LAYOUT[name]), ones[name]) for name in LAYOUT}, coords=coords)
     data = data.assign(memory_capacity=80e9)
