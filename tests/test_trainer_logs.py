@@ -451,3 +451,53 @@ def test_numbers_of_other_languages_are_refused(name, number, tmp_path, mistake)
     options = "--model", "llama3-8b", "--columns", COLUMNS + more, "--out", tmp_path / "rows.csv"
     message = mistake("init", "rows", "--from", path, *options)
     assert f"a line of {name} has {number!r}: numbers are read as 1234.5" in message
+
+
+PRINTED = "[2024-05-01 10:00:00,000] [INFO] [config.py:1003:print]   train_batch_size ..... {}\n"
+BAR = "Epoch 0, global_step={0}.000, consumed_samples={2}.0, train_step_timing in s={1}"
+COUNTS = BARE.partition(" global")[0].replace(": 64", ": {2}")
+LATER_STEPS = ("9.0", "4.0", "4.0")
+# logs whose lines of iterations lack the batch, and a line that says it, if counts do not
+BATCHES = {
+    "a total": (FACE, ("0.25",), "  Total train batch size (w. parallel) = {}\n", 64, 4.0),
+    "a printed configuration": (TIMER, ("1.0", "64.0"), PRINTED, 64, 1.0),  # 64 / 64
+    "JSON": (TIMER, ("1.0", "64.0"), '    "train_batch_size": {}, \n', 64, 1.0),
+    "consumed samples": (COUNTS, LATER_STEPS, "", 32, 0.004),
+    "a bar of NeMo 1": (BAR, LATER_STEPS, "", 32, 4.0),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_on_other_lines_is_read_and_not_contradicted(name, tmp_path, answer):
+    form, numbers, start, batch, seconds = BATCHES[name]
+    lines = [form.format(k, number, 32 * k) for k, number in enumerate(numbers, 1)]
+    text = start.format(batch) + "\n".join([*lines, ""])
+    for columns in (COLUMNS, f"{COLUMNS},global_batch={batch}"):
+        row = read_log(tmp_path / f"{len(columns)}.log", text, columns, answer)
+        assert row[:2] == (seconds, batch)
+    with pytest.raises(AssertionError, match=f"it says global_batch itself: .*\\({batch}\\)"):
+        read_log(tmp_path / "b.log", text, COLUMNS + BATCH, answer)
+
+
+@pytest.mark.parametrize(
+    "counts", [(0, 8, 32, 72), ("1.02e+5", "1.03e+5", "1.03e+5", "1.04e+5")], ids=["grow", "round"]
+)
+def test_uneven_counts_of_sequences_give_no_batch(counts, tmp_path, answer):
+    lines = "\n".join(BAR.replace(".0,", ",").format(k, "4.0", n) for k, n in enumerate(counts))
+    assert read_log(tmp_path / "a.log", lines, COLUMNS + BATCH, answer)[:3] == (4.0, 16, 3)
+    with pytest.raises(AssertionError, match="does not say global_batch"):
+        read_log(tmp_path / "b.log", lines, COLUMNS, answer)
+
+
+# 1.02K stands for 1,015 to 1,025
+@pytest.mark.parametrize(("batch", "is_read"), [(1024, True), (1016, True), (1040, False)])
+def test_the_exact_size_of_a_rounded_batch_may_be_said(batch, is_read, tmp_path, answer):
+    form, numbers, *_ = LOGS["nanotron"]
+    lines = "\n".join(form.format(k, number) for k, number in enumerate(numbers, 1))
+    columns = f"{COLUMNS},global_batch={batch}"
+    if is_read:
+        assert read_log(tmp_path / "a.log", lines, columns, answer)[:2] == (1.3, batch)
+        assert "3 digits" in read_log(tmp_path / "b.log", lines, COLUMNS, answer)[3]
+    else:
+        with pytest.raises(AssertionError, match=r"it says global_batch itself: .*\(1020\)"):
+            read_log(tmp_path / "a.log", lines, columns, answer)

@@ -196,7 +196,7 @@ class MegatronLog(NamedTuple):
         if trained is not None:
             columns, differences = self.differences(trained)
             shared, notes = shared | columns, notes + differences
-        check_columns(self.path, shared | timed_rows[0] | memory | source, cells or {})
+        check_columns(self.path, [*(shared | timed_rows[0] | memory | source)], cells or {})
         shared |= cells or {}
         return [shared | row | memory | source for row in timed_rows], notes + self.notes()
 

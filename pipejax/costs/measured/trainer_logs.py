@@ -5,6 +5,7 @@ lacks are never guessed: the user gives them as columns.
 """
 
 import gzip
+import itertools
 import math
 import re
 import statistics
@@ -48,7 +49,7 @@ class Trainer(NamedTuple):
         """Read the named quantities of a log line; empty if it reports no iteration."""
         matches = {name: re.search(mark + _NUMBER, line) for name, mark in self.marks.items()}
         texts = {name: match[1] for name, match in matches.items() if match}
-        if not texts.keys() - {"batch", "step", "runtime"}:
+        if not texts.keys() - {"batch", "step", "runtime", "consumed"}:
             return {}
         quantities = {name: self._read_number(text) for name, text in texts.items()}
         if "ms" in quantities:
@@ -195,10 +196,27 @@ def _unsteady_steps(seconds: Sequence[float]) -> Iterator[str]:
         )
 
 
-def check_columns(path: Path, columns: Collection[str], cells: Mapping[str, str]) -> None:
-    """Refuse columns from the user that the log contains too."""
-    if repeated := sorted({*cells} & {*columns}):
-        raise ValueError(f"{path}: it says {repeated[0]} itself: leave it out of --columns")
+def check_columns(
+    path: Path, columns: Collection[str] | Mapping[str, str], cells: Mapping[str, str]
+) -> None:
+    """Refuse columns from the user that the log contains too, unless their values are equal."""
+    # `columns` are names, with their values if the log has one value for all rows
+    values = columns if isinstance(columns, Mapping) else {}
+    for name in sorted({*cells} & {*columns}):
+        if values.get(name) != cells[name]:
+            value = f" ({values[name]})" if name in values else ""
+            raise ValueError(f"{path}: it says {name} itself: leave it out of --columns{value}")
+
+
+def _steady_batches(iterations: Sequence[Mapping[str, float]]) -> set[float]:
+    """Return the sequences of a step from counts of consumed ones; empty if steps differ."""
+    counts = [line for line in iterations if {"step", "consumed"} <= line.keys()]
+    sizes = {
+        (later["consumed"] - line["consumed"]) / (later["step"] - line["step"])
+        for line, later in itertools.pairwise(counts)
+        if later["step"] > line["step"]
+    }
+    return sizes if len(sizes) == 1 and min(sizes) > 0 else set()
 
 
 class TrainerLog(NamedTuple):
@@ -234,6 +252,10 @@ class TrainerLog(NamedTuple):
                 listed = " and ".join(f"{value:.17g} {unit}" for value in sorted(values)[:2])
                 why = f"it holds {len(values)} runs, as of {listed}: give the log of one"
                 raise ValueError(f"{path}: {why}")
+        if not any("batch" in line for line in iterations):
+            sizes = {"global_batch": _steady_batches(iterations), **sizes}
+        for line in iterations:
+            line.pop("consumed", None)
         facts = {name: f"{min(values):.17g}" for name, values in sizes.items() if values}
         if runs:
             iterations = [line for line in iterations if "runtime" in line]
@@ -252,10 +274,12 @@ class TrainerLog(NamedTuple):
         quantities = lines[-1].keys()
         has_batch = "batch" in quantities or {"seconds", "samples"} <= quantities
         memory = {} if math.isnan(self.memory_bytes) else {"memory_bytes": round(self.memory_bytes)}
-        log_columns = {*self.facts, *memory, "seconds", "n", "spread", "source"}
-        if has_batch:
+        is_rounded = self.trainer.digits > 0
+        log_columns = {*memory, "seconds", "n", "spread", "source"}
+        if has_batch and not is_rounded:
             log_columns.add("global_batch")
         check_columns(self.path, log_columns, columns)
+        check_columns(self.path, self.facts, columns)
         columns = {**self.facts, **columns}
         self._check_complete(columns, _REQUIRED if has_batch else (*_REQUIRED, "global_batch"))
         rows, notes = rows_by_batch(self.path, self._timed_lines(lines, trained, columns))
@@ -267,6 +291,11 @@ class TrainerLog(NamedTuple):
             notes.append(
                 f"{self.path}: train_steps_per_second is rounded: seconds may be off by "
                 f"{100 * error:.2g} %; a line `{self.trainer.steps_of_run} ..` says them exactly"
+            )
+        if has_batch and is_rounded and "global_batch" not in columns:
+            notes.append(
+                f"{self.path}: batch sizes have {self.trainer.digits} digits in it: --columns "
+                "global_batch=.. says the exact one"
             )
         source = {"source": f"{self.path.name}, iterations timed by {self.trainer.name}"}
         if "tokens" in quantities and "sequence" not in columns:
@@ -304,7 +333,7 @@ class TrainerLog(NamedTuple):
                 sizes_text = f"{min(finite_sizes):.3g} to {max(finite_sizes):.3g} sequences"
                 raise ValueError(f"{self.path}: steps have {sizes_text}: give those of one size")
         for line in lines:
-            batch = run_batch or self._whole_batch(line["batch"], columns)
+            batch = self._whole_batch(line["batch"], columns) if "batch" in line else run_batch
             sequences_per_second = line.get("samples") or (
                 line.get("tokens", 0) * accelerators / sequence
             )
@@ -317,7 +346,7 @@ class TrainerLog(NamedTuple):
             yield TimedLine(batch, seconds, line.get("step", math.nan))
 
     def _whole_batch(self, batch: float, columns: Mapping[str, str]) -> int:
-        """Correct a rounded batch size to a multiple of microbatch size times replicas."""
+        """Correct a rounded batch size to the user's, or to whole microbatches of replicas."""
 
         def column(name: str) -> int:
             return read_cell(whole(1), columns.get(name, "1"), name)
@@ -326,6 +355,9 @@ class TrainerLog(NamedTuple):
         unit = column("microbatch_size") * column("accelerators") // workers or 1
         # 1.02K of 3 digits stands for 1,015 to 1,025: its last digit is worth 10
         last_digit = 10 ** (math.floor(math.log10(batch or 1)) + 1 - self.trainer.digits)
-        nearest = round(batch / unit) * unit
+        has_exact = "global_batch" in columns
+        nearest = column("global_batch") if has_exact else round(batch / unit) * unit
         is_rounded = self.trainer.digits and 2 * abs(nearest - batch) <= last_digit
+        if has_exact and not is_rounded:
+            check_columns(self.path, {"global_batch": f"{batch:g}"}, columns)
         return nearest if is_rounded else round(batch)
