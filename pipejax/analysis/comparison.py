@@ -354,7 +354,7 @@ def _range_text(value: Any) -> str:
 def _worker_factors(
     table: ScheduleTable, times: Mapping[str, NumpyArray]
 ) -> Float[NumpyArray, " workers"] | None:
-    """Return (workers) the factor of each worker's op times over the median worker."""
+    """Divide the op times of each worker by those of the median worker."""
     # It is None if all workers are equally fast, or if the ops of a worker have different factors.
     sizes = (table.num_stages, table.num_microbatches)
     worker = np.broadcast_to(op_workers(table).reshape(sizes[0], -1), sizes)

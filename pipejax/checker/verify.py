@@ -99,7 +99,7 @@ def derive_bounds(
 
 
 def _minima(values: Any, axes: int) -> Any:
-    """Return minima over the microbatch axis, which comes after `axes` axes, if it exists."""
+    """Return the minima over the microbatch axis, if there is one behind the first `axes` axes."""
     if axes:
         return [_minima(entry, axes - 1) for entry in values]
     return min(values) if isinstance(values, list) else values

@@ -70,7 +70,7 @@ class SweepResults(NamedTuple):
         return {name: labels[k] for (name, labels), k in zip(self.axes.items(), index, strict=True)}
 
     def where(self, conditions: Sequence[str]) -> Bool[NumpyArray, " points"]:
-        """Return (points) whether a point meets all conditions, such as memory_bytes<80GB."""
+        """Return for each point whether it meets all conditions, such as memory_bytes<80GB."""
         is_selected = np.ones(len(self.status), bool)
         for text in conditions:
             is_selected &= self._is_met(text)
@@ -119,7 +119,7 @@ class SweepResults(NamedTuple):
         return -values if name in MORE_IS_BETTER else values
 
     def _along(self, name: str, values: NumpyArray) -> NumpyArray:
-        """Return (points) the value of each point's label; `values` are those of all labels."""
+        """Return the value of each point's label; `values` are those of all labels."""
         shape = [-1 if axis == name else 1 for axis in self.axes]
         return np.broadcast_to(values.reshape(shape), _sizes(self)).ravel()
 
@@ -220,7 +220,7 @@ def _flatten_variables(data: xr.Dataset) -> SweepResults:
 
 
 def _is_whole(data: xr.Dataset) -> Bool[NumpyArray, " points"]:
-    """Return (points) whether a point's block is complete; a block is a chunk of a variable."""
+    """Return for each point whether its block is complete; a block is a chunk of a variable."""
     status = data["status"]
     chunks = status.encoding["chunks"] if status.ndim else ()
     # number of the chunk along each axis: 5 labels in chunks of 2 have the numbers 0 0 1 1 2

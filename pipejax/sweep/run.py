@@ -293,7 +293,7 @@ def _run_program(
 
 
 def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
-    """Return (batch) the compute time of the mean worker [s]."""
+    """Return the compute time of the mean worker [s] for each system of the batch."""
     # The compute time is a sum over ops: number of ops on the mean worker, times the op time. A
     # fused pair without a time of its own counts as two ops, F and B.
     layout = program.layout

@@ -114,7 +114,7 @@ class Block(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return (axes) the number of values in the block."""
+        """Return the number of values in the block along each axis."""
         return tuple(cut.stop - cut.start for cut in self.cuts)
 
     @property
@@ -124,7 +124,7 @@ class Block(NamedTuple):
 
 
 def block_shape(sweep: Sweep) -> tuple[int, ...]:
-    """Choose (axes) the number of values in a block."""
+    """Choose the number of values in a block along each axis."""
     # From the last axis to the first, a block gets as many values as `POINTS` and `SHAPES` allow.
     counts: list[int] = []
     points = shapes = 1

@@ -136,7 +136,7 @@ class Trace:
         return int(self.stage.max(initial=NONE)) + 1
 
     def has_phase(self, names: Iterable[str]) -> Bool[NumpyArray, " slices"]:
-        """Return (slices) whether the phase of a slice has one of these names."""
+        """Return for each slice whether its phase has one of these names."""
         selected_phases = [k for k, name in enumerate(self.phases) if name in set(names)]
         return np.isin(self.phase, selected_phases)
 

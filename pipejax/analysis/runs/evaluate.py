@@ -282,7 +282,7 @@ class ActivationMemory(NamedTuple):
     def curve(
         self, worker: int
     ) -> tuple[Float[NumpyArray, " moments"], Float[NumpyArray, " moments"]]:
-        """Return (moments) times [s], and (moments) a worker's memory from these times on."""
+        """Return the moments when a worker's memory changes [s], and its memory from then on."""
         on_worker = self.worker == worker
         return self.time[on_worker], self.held[on_worker]
 
@@ -413,7 +413,7 @@ def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredW
 def _steps(
     parts: HeldParts, sizes: Float[NumpyArray, "parts stages"], num_workers: int
 ) -> tuple[NumpyArray, NumpyArray, NumpyArray, NumpyArray, NumpyArray]:
-    """Return (steps) worker, time [s] and memory, then (workers) peak memory and its time [s]."""
+    """Return worker, time [s] and memory of each step, then each worker's peak and its time [s]."""
     held = parts.levels(sizes)
     worker, time = parts.worker[parts.is_last_at_time], parts.time[parts.is_last_at_time]
     peak, peak_at = np.zeros((2, num_workers))

@@ -298,7 +298,7 @@ def find_evidence(
 def are_tied(
     times: Sequence[float], evidence: Sequence[Evidence | None]
 ) -> Bool[NumpyArray, " layouts"]:
-    """Return (layouts) whether a layout ties with the fastest layout within prediction errors."""
+    """Return for each layout whether it ties with the fastest within prediction errors."""
     # Layouts of one job share the errors of the machine. A layout ties if it is slower by at most
     # the `spread` of the errors in its evidence. A layout without evidence never ties.
     lags = np.array(times) / min(times) - 1

@@ -160,7 +160,7 @@ class Validation:
 
     @property
     def errors(self) -> Float[NumpyArray, " rows"]:
-        """Return (rows) errors of the step time, predicted / measured - 1."""
+        """Return the error of each row's step time, predicted / measured - 1."""
         return relative_errors(self.predicted.seconds, self.measured.seconds)
 
     @property
@@ -211,7 +211,7 @@ class Validation:
 
     @property
     def names(self) -> NumpyArray:
-        """Return (rows) the group of each row, as "file: group" if there are several files."""
+        """Return the group of each row, as "file: group" if there are several files."""
         pairs = zip(self.parts, self.measured.group, strict=True)
         return np.array(
             [part if group in ("", part) else f"{part}: {group}" for part, group in pairs]
@@ -219,7 +219,7 @@ class Validation:
 
     @property
     def parts(self) -> NumpyArray:
-        """Return (rows) the file of each row if there are several files, else its group."""
+        """Return the file of each row if there are several files, else its group."""
         files = np.array([Path(file).stem for file in self.measured.file])
         return files if len(set(files)) > 1 else self.measured.group
 

@@ -57,7 +57,7 @@ CORNERS = (
 
 @options
 class TimingSettings:
-    """Slack, corners and paths of a run."""
+    """Options that ask for slack, corners and paths of a run."""
 
     slack: bool = False
     target: str | None = None

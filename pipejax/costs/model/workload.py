@@ -470,7 +470,7 @@ def build_stages(
 
 @cached_method
 def _ends_step(table: ScheduleTable) -> Float[NumpyArray, " stages"]:
-    """Return (stages) 1 for stages that compute a worker's last gradient, 0 for other stages."""
+    """Return 1 for each stage that computes a worker's last gradient, and 0 for the others."""
     cells = table.backward_end_cells  # (stages, microbatches)
     # cells are numbered row by row: with 10 slots, cells 3 and 7 are on worker 0, 7 is the last
     last_cells = np.full(table.num_workers, NOWHERE)

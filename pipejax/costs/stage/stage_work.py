@@ -140,7 +140,7 @@ def stage_work(
 
 
 def in_cells(table: ScheduleTable) -> Float[NumpyArray, " phases"] | None:
-    """Return (phases) 1 if cells of the table exchange split weights; None without such cells."""
+    """Return 1 for each phase whose cells exchange split weights, else 0; None if none do."""
     phases = Phase.UNSHARD, Phase.UNSHARD, Phase.REDUCE_GRAD
     in_table = np.isin(phases, table.phase).astype(float)
     return in_table if in_table.any() else None

@@ -205,7 +205,7 @@ def _row_sums(
 
 
 def _words(code: Code, second_wins: dict[int, Array], digits: Digits) -> list[Array]:
-    """Return words whose digits count the uses of cost rows on the critical path."""
+    """Return words; their digits count how often the critical path uses each cost row."""
     # The words of the path over first operands alone (`base_words`) are known numbers. Each op
     # carries the difference from `base_words`, which changes only if it waits for its second
     # operand.

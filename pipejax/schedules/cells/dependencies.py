@@ -80,7 +80,7 @@ class Waiting(NamedTuple):
 
 
 def rule_consumers(content: Content, rule: Rule) -> tuple[NumpyArray, NumpyArray]:
-    """Return (ops) stages and (ops) microbatches of the ops that wait by a rule."""
+    """Return the stage and the microbatch of each op that waits by a rule."""
     stages, microbatches = np.nonzero(content.where[rule.consumer] != NOWHERE)
     is_consumer = np.ones(len(stages), bool)
     if rule.consumer_stage is not None:

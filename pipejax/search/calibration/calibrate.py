@@ -234,7 +234,7 @@ class _Fitting(NamedTuple):
         return configuration_weight * row_weights(self.rows.variance, NOISE) / repetitions
 
     def as_is(self) -> Float[NumpyArray, " rows"]:
-        """Return (rows) step times [s], predicted by the unchanged system as in all fits."""
+        """Return the step time of each row [s], as the unchanged system predicts it in all fits."""
         # NaN stands for the number of the system, and 1 for a layer factor without effect
         values = np.ones((1, len(self.parameters.names)))
         values[:, : self.num_system_numbers] = np.nan

@@ -37,7 +37,7 @@ ResidualModel = Callable[[Points], tuple[Residuals, Jacobians]]
 
 
 def row_weights(variance: Float[NumpyArray, " rows"], noise: float) -> Float[NumpyArray, " rows"]:
-    """Return (rows) weights, below 1/2 for rows whose repetitions spread more than `noise`."""
+    """Return the weight of each row: below 1/2 if its repetitions spread more than `noise`."""
     return noise**2 / (noise**2 + variance)
 
 

@@ -367,7 +367,7 @@ class DealSearch(LocalSearch[list[Deal]]):
 
 
 def _work(costs: Costs, stages: int, members: int) -> Float[NumpyArray, " members"]:
-    """Return (members) compute times of the microbatches on the busiest stage [s]."""
+    """Return the compute time of each member's microbatches on the busiest stage [s]."""
     total = np.zeros((stages, members))
     for time in map(np.asarray, (costs.forward, costs.backward)):
         total += time if time.ndim == 2 else time[..., None]

@@ -284,7 +284,7 @@ def with_shortest(costs: Costs) -> Costs:
 
 
 def orders_of_longest(longest: int, shortest: int, count: int) -> Orders:
-    """Return (count) orders: order k has the longest microbatch at place k, else the shortest."""
+    """Return orders of microbatches: order k has the longest at place k, else the shortest."""
     # The fastest of these orders bounds the makespan of any order from below.
     orders = np.full((count, count), shortest)
     np.fill_diagonal(orders, longest)
@@ -309,7 +309,7 @@ def _shortest_run(
 
 
 def _blocked_times(program: Program, run: HostRun) -> Float[NumpyArray, " workers"]:
-    """Return (workers) the time [s] for which blocking sends of ops delay the worker's next op."""
+    """Return for each worker how long blocking sends of ops delay its next op [s]."""
     # nodes are in the order of execution; a blocking send is a predecessor of its sender's next op
     producer = np.full(program.num_nodes, SOURCE)
     producer[program.messages.carrier] = program.messages.producer
@@ -457,14 +457,14 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
 
 
 def _work(costs: Costs, count: int) -> Float[NumpyArray, " microbatches"]:
-    """Return (microbatches) mean compute times over the stages [s]."""
+    """Return the mean compute time over the stages of each microbatch [s]."""
     times = (np.asarray(time, float) for time in (costs.forward, costs.backward))
     means = (time.mean(axis=0) if time.ndim == 2 else time.mean() for time in times)
     return np.broadcast_to(sum(means), count)
 
 
 def _kinds(costs: Costs, count: int) -> Order:
-    """Return (microbatches) the number of a kind; microbatches of equal costs share a kind."""
+    """Number the kinds of microbatches: microbatches of equal costs share a kind."""
     rows = [
         np.asarray(time).reshape(-1, count)
         for name, time in vars(costs).items()

@@ -80,7 +80,7 @@ def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> Transfer
 
 
 def order_preds(graph: TransferGraph, order: Order) -> Int[NumpyArray, "nodes max_preds"]:
-    """Return (nodes, max_preds) predecessors, including previous transfers in the queues."""
+    """Return predecessors (nodes, max_preds), including previous transfers in the queues."""
     # If a and c are in queue 0 and b is in queue 1, the order a b c makes a a predecessor of c.
     preds, queues = graph.preds.copy(), graph.queues.T.tolist()
     last_node = [SOURCE] * graph.num_queues  # last transfer so far of each queue

@@ -67,7 +67,7 @@ class HoldingPrices(NamedTuple):
     parts: Float[NumpyArray, "parts holdings stages"]
 
     def counts(self, name: str) -> Int[NumpyArray, " holdings"]:
-        """Return (holdings) an attribute, such as the number of layers."""
+        """Return an attribute of each holding, such as the number of layers."""
         return np.array([int(getattr(holding, name)) for holding in self.holdings])
 
     def costs(self, shares: Float[NumpyArray, "holdings stages"]) -> Costs:
@@ -241,7 +241,7 @@ class Splits:
         return points[self._fit(points)]
 
     def _fit(self, points: Points) -> Bool[NumpyArray, " points"]:
-        """Return (points) whether a split fits in memory."""
+        """Return for each split whether it fits in memory."""
         if self.held is None:
             return np.ones(len(points), bool)
         index = points, np.arange(self.stages)

@@ -69,7 +69,7 @@ class PathCuts:
     def lower_bounds(
         self, points: Int[NumpyArray, "points stages"], begin: int = 0
     ) -> Float[NumpyArray, " points"]:
-        """Return (points) the longest path [s] of each split, among the cuts from `begin` on."""
+        """Return the longest path of each split [s], among the cuts from `begin` on."""
         longest = np.zeros(len(points))
         stages = np.arange(points.shape[1])
         for cut in self.cuts[begin:]:

@@ -236,7 +236,7 @@ class AnytimeSearch:
         return search_horizon(self.problem, self.plan)
 
     def _offer(self, source: str, plan: Plan, problem: Problem | None = None) -> None:
-        """Accept a plan if it beats the best plan; `problem` may have another time grid."""
+        """Accept a plan if it beats the best plan, also if `problem` has another time grid."""
         problem = problem or self.problem
         seconds = plan_objective(problem, plan) * problem.unit
         is_no_better = self.plan is not None and seconds >= self.value * self.problem.unit * (

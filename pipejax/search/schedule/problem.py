@@ -295,7 +295,7 @@ def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offl
 
 
 def _needs_of_one_microbatch(table: ScheduleTable, size: NumpyArray, offload: bool) -> NumpyArray:
-    """Return (workers) the least memory for one microbatch, in the unit of the sizes."""
+    """Return each worker's least memory for one microbatch, in the unit of the sizes."""
     # Without offloads a worker holds all its stages at once, because gradients follow all forwards.
     needs = np.zeros((table.num_pipes, table.num_workers), size.dtype)
     pipes = np.arange(table.num_pipes)[:, None]
@@ -306,7 +306,7 @@ def _needs_of_one_microbatch(table: ScheduleTable, size: NumpyArray, offload: bo
 def _to_parts(
     table: ScheduleTable, size: NumpyArray, shares: NumpyArray, limits: NumpyArray, offload: bool
 ) -> tuple[PerStage, PerStage, Int[NumpyArray, " workers"]]:
-    """Return (stages) sizes and sizes for W, and (workers) limits, in parts of memory."""
+    """Return each stage's size and size for W, and each worker's limit, in parts of memory."""
     # A limit above the sum of all activations becomes this sum. Schedules that just fit stay legal.
     counts = np.bincount(table.pipe_of_microbatch, minlength=table.num_pipes)
 

@@ -40,7 +40,7 @@ def whole_with_sum(points: Float[NumpyArray, "points stages"]) -> Points:
 
 
 def swaps(stages: int) -> Points:
-    """Return (moves, stages) changes of the layers that move one layer to another stage."""
+    """Return changes of the layers (moves, stages) that move one layer to another stage."""
     add_one = np.eye(stages, dtype=int)
     moves = (add_one[None, :] - add_one[:, None]).reshape(-1, stages)
     return moves[moves.any(axis=1)]
@@ -71,7 +71,7 @@ def improve(
 
 
 def compositions(total: int, parts: int) -> Points:
-    """Return (ways, parts) all ordered ways to write a total as `parts` integers >= 1."""
+    """Return all ordered ways (ways, parts) to write a total as `parts` integers >= 1."""
     # the ways for 4 in 2 parts are 1 3, 2 2 and 3 1
     if total < parts:
         raise ValueError(f"{total} cannot be the sum of {parts} numbers of at least 1")
@@ -150,7 +150,7 @@ class JointProblem:
         return dataclasses.replace(workload, recompute=check_recompute(recompute))
 
     def refusals(self, settings: "Settings") -> NumpyArray:
-        """Return (settings) why the launcher cannot run a setting; an empty text if it can."""
+        """Return for each setting why the launcher cannot run it; an empty text if it can."""
         # A launcher runs all settings with equal features or none, so one of them is checked.
         layers, recomputed = settings.layers, settings.recomputed
         max_recomputed = recomputed.max(axis=1, keepdims=True)
@@ -376,7 +376,7 @@ def all_settings(joint: JointProblem) -> Iterator[Settings]:
 
 
 def all_assignments(joint: JointProblem) -> tuple[Points, Points]:
-    """Return (assignments, stages) all layer assignments, and their recomputed layers."""
+    """Return all layer assignments (assignments, stages), and their recomputed layers."""
     even_layers, recomputed = (np.asarray(stages, int) for stages in joint.problem.assigned)
     layers = even_layers[None]
     if "layers" in joint.parts:
@@ -408,6 +408,6 @@ def _equally_recomputed(layers: Int[NumpyArray, "rows stages"]) -> tuple[Points,
 def _repeat_rows(
     counts: Int[NumpyArray, " rows"],
 ) -> tuple[Int[NumpyArray, " choices"], Int[NumpyArray, " choices"]]:
-    """Return (choices) rows and numbers: counts 2 3 give rows 0 0 1 1 1, numbers 0 1 0 1 2."""
+    """Number the choices of each row: counts 2 3 give rows 0 0 1 1 1, numbers 0 1 0 1 2."""
     row = np.repeat(np.arange(len(counts)), counts)
     return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)

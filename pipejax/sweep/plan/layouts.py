@@ -341,7 +341,7 @@ def _launcher_refusals(request: PlanRequest, layouts: Layouts) -> NumpyArray:
 
 
 def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
-    """Return (layouts) whether schedule, stages, microbatches and ZeRO go together."""
+    """Return for each layout whether schedule, stages, microbatches and ZeRO go together."""
     layers = int(request.model.layers) + 2 * rows.edge_units
     max_layers = -(-layers // rows.stages)  # layers of the fullest stage (rounded up)
     is_even = (rows.stages_per_worker == 1) | (max_layers * rows.stages / layers <= 1 + UNEVEN)
@@ -354,7 +354,7 @@ def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts
 
 
 def _reasons_by_class(columns: Columns, find_reason: Callable[[int], str]) -> NumpyArray:
-    """Return (rows) texts; `find_reason` is called once for all rows with equal columns."""
+    """Return the reason of each row; `find_reason` is called once for rows with equal columns."""
     # rows (1, 2) (1, 3) (1, 2) have the first rows [0 1] and the classes [0 1 0]
     _, first_rows, classes = np.unique(
         np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True
@@ -377,7 +377,7 @@ def _refusal(request: PlanRequest, layouts: Layouts, row: int) -> str:
 
 
 def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts"]:
-    """Return (layouts) whether a layout without edge units has the same layers on each stage."""
+    """Return for each layout without edge units whether all stages have equally many layers."""
     repeated = np.zeros(len(rows), bool)
     if request.edge_units != EDGE_UNITS:
         return repeated

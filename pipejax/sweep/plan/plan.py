@@ -276,7 +276,7 @@ def layout_regimes(request: PlanRequest, layouts: Layouts) -> list[Regime]:
 def evidence_levels(
     regimes: Sequence[Regime], by_row: Sequence[Evidence | None]
 ) -> Int[NumpyArray, " layouts"]:
-    """Return (layouts) how far a layout's regime is from measured runs: 0, 1 and more."""
+    """Return how far each layout's regime is from measured runs: 0, 1 and more."""
     # 0: many runs of the regime, predicted well. 1: many runs of the regime, predicted badly.
     # Otherwise: 1 plus the number of facts in which the nearest runs differ, or `MAX_COUNT` if
     # there are no such runs.

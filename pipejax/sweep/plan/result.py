@@ -83,7 +83,7 @@ def scale_systems(system: System, factors: Factors) -> System:
 def layout_times(
     request: PlanRequest, layouts: Layouts, factors: Factors
 ) -> Float[NumpyArray, " rows"]:
-    """Return (rows) step times [s] of layouts of one program, each with its factors."""
+    """Return the step time [s] of each layout of one program, with its factors."""
     shape, count = program_shape(request, layouts, 0), int(layouts.microbatches[0])
     costs = price(request, layouts, scale_systems(request.system, factors)).costs
     return exact_times(shape, count, costs, request.links)

@@ -125,7 +125,7 @@ OF_STAGES = tuple(name for name in Stages._fields if name not in OF_BOUNDARIES)
 def _layout_stages(
     request: PlanRequest, layouts: Layouts, numbers: Layout
 ) -> tuple[Stages, Int[NumpyArray, "layouts stages"]]:
-    """Return (layouts, classes) a stage of each class, and (layouts, stages) classes of stages."""
+    """Return one stage of each class of stages, and the class of each stage, by layout."""
     # Stages of a class have equal costs. Stages A B B C have the classes 0 1 1 2, with the first
     # stages 0 1 3. Layouts with equal layers on all stages have one kind, and share the stages of
     # the first layout of the kind.
@@ -166,7 +166,7 @@ def _take_stages(stages: Stages, rows: Int[NumpyArray, " classes"], size: int) -
 def _stage_classes(
     model: Model, stages: Stages
 ) -> tuple[Int[NumpyArray, " classes"], Int[NumpyArray, " stages"]]:
-    """Return (classes) the first stage of each class, and (stages) the class of each stage."""
+    """Return the first stage of each class, and the class of each stage."""
     # the layers before a stage matter if some are dense; places matter if stages have copies
     dense_layers = 0 if model.moe is None else int(model.moe.dense_layers)
     has_copies = stages.copies > 1
@@ -232,7 +232,7 @@ def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estima
 def _memory(
     shape: ProgramShape, prices: Priced, rows: Rows, microbatches: int
 ) -> Float[NumpyArray, " rows"]:
-    """Return (rows) the memory need of the fullest worker, for layouts of one program [B]."""
+    """Return the memory need of the fullest worker [B] for each layout of one program."""
     counts = count_activations(shape, microbatches)
     sizes: StageBytes = jax.tree.map(lambda leaf: leaf[rows], prices.memory)
     need = counts.static_bytes(sizes.static, sizes.version) + counts.activation_bytes(sizes.parts)
@@ -321,7 +321,7 @@ class Evaluator:
     def _idea_limits(
         self, count: int, is_candidate: Bool[NumpyArray, " layouts"]
     ) -> Float[NumpyArray, " layouts"]:
-        """Return (layouts) the step time [s] from which a layout cannot change the answer."""
+        """Return for each layout the step time [s] from which it cannot change the answer."""
         # A layout changes nothing if it is slower than another layout of its idea, or slower than
         # the `count`-th best idea.
         rows = np.flatnonzero(is_candidate & ~np.isnan(self.estimates.step_time))

@@ -218,7 +218,7 @@ class JobSteps:
         return self.duration[:, is_selected][self.slice_index[:, is_selected] != NONE]
 
     def ideal(self, ideal: "_Ideal") -> Times:
-        """Return (steps, nodes) normal times [s]; recorded times for nodes without normal time."""
+        """Return normal times (steps, nodes) [s]; recorded times for nodes without normal time."""
         seconds = ideal.ops[self.kind, self.stage] * (self.duration if ideal.are_factors else 1.0)
         is_message = self.graph.link != NONE
         seconds[..., is_message] = ideal.links[self.graph.link[is_message]]
@@ -234,7 +234,7 @@ class JobSteps:
         ideal_times: Float[NumpyArray, " steps"],
         report: OnProgress,
     ) -> tuple[Float[NumpyArray, "names steps"], Float[NumpyArray, "names steps"]]:
-        """Return (names, steps) the time that a name, as ("worker", "3"), saves and adds [s]."""
+        """Return times (names, steps) [s]: what a name, as ("worker", "3"), saves and adds."""
         # The mask of a name selects its nodes. A name saves time compared with `step_times` (all
         # nodes as recorded) if its nodes take ideal times and all others recorded times. It adds
         # time to `ideal_times` (all nodes ideal) in the reverse case.

@@ -170,7 +170,7 @@ def _with_rank(suspect: Suspect, ranks: Mapping[tuple[int, int], int]) -> Suspec
 
 
 def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
-    """Return (values) the median of all others, the excess, and the excess over its error."""
+    """Return for each value the median of all others, the excess, and the excess over its error."""
     # `errors` are standard errors of the values; the spread of the other values adds to them.
     # Values 1 2 9 have the medians 5.5 5 1.5 and the excesses -4.5 -3 7.5.
     size = len(values)
@@ -270,7 +270,7 @@ class _MicrobatchTimes(NamedTuple):
         return bool((excess.mean(axis=(0, 2)) > np.log(MIN_RATIO)).all())
 
     def slice_factors(self, cells: Cells, ratio: float) -> Float[NumpyArray, " slices"]:
-        """Return (slices) factors on times that make the cells `ratio` times faster."""
+        """Return a factor for the time of each slice that makes the cells `ratio` times faster."""
         ops, recorded, result = self.ops, self.seconds.copy(), np.ones(len(self.trace))
         faster = recorded / np.where(cells[ops.run, ops.stage, ops.microbatch], ratio, 1.0)
         # both ops of a fused pair, k and k + 1, take the time of the pair
@@ -617,7 +617,7 @@ def _savings(
     factors: Float[NumpyArray, " slices_and_1"],
     link_factors: Float[NumpyArray, " links_and_1"],
 ) -> list[float]:
-    """Return (steps) the time [s] that steps save if factors multiply times of slices and links."""
+    """Return the time [s] that each step saves if factors multiply times of slices and links."""
     # If the place has a step, only this step counts; otherwise all steps but odd ones. If the place
     # has a replica, factors on links apply to this replica only. The last factor, at index -1, is 1
     # and applies to nodes without a slice or a link.
@@ -657,7 +657,7 @@ def _late_launches(replayed: Replay) -> Iterator[Suspect]:
 
 
 def _link_factors(replayed: Replay, place: Place) -> Float[NumpyArray, " links"]:
-    """Return (links) factors on message times that make a slow link as fast as its peers."""
+    """Return factors on the message times of links that make a slow link as fast as its peers."""
     ends, times = link_workers(replayed.pipelines.table), replayed.link_times
     source, target = place["source"], place["target"]
     directions = [(source, target)]

@@ -136,7 +136,7 @@ def _check_one_run(rows: Columns, file: NumpyArray, paths: Sequence[Path]) -> No
 
 
 def _encode(names: NumpyArray, position: Mapping[str, int]) -> NumpyArray:
-    """Return (rows) the position of each row's name."""
+    """Return the position of each row's name."""
     distinct, code = np.unique(names, return_inverse=True)
     return np.array([position[str(name)] for name in distinct], np.int64)[code]
 

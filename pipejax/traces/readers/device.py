@@ -100,7 +100,7 @@ def _collective_ends(work: Work) -> dict[int, NumpyArray]:
 
 
 def _median_ends(ranks: Sequence[Mapping[int, NumpyArray]]) -> dict[int, NumpyArray]:
-    """Return (uses) median ends over a file's ranks, of collectives that all ran equally often."""
+    """Return median ends of each collective over a file's ranks, if all ran it equally often."""
     by_key: dict[int, list[NumpyArray]] = {}
     for key, ends in itertools.chain.from_iterable(by_rank.items() for by_rank in ranks):
         by_key.setdefault(key, []).append(ends)

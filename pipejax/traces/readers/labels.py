@@ -13,7 +13,7 @@ ONLY_STAGE = -2  # stage of a label that needs none, as its worker has one stage
 
 
 class LabelOp(NamedTuple):
-    """Op that a label names; a number that the label does not state is NONE."""
+    """Op that a label names; numbers that the label lacks are NONE."""
 
     phase: str
     stage: int = NONE

@@ -53,7 +53,7 @@ def passing_rows(
     what: str,
     numbers: Int[NumpyArray, " rows"] | None = None,
 ) -> tuple[Bool[NumpyArray, " rows"], list[LeftOut]]:
-    """Return (rows) whether a row passes all checks, and entries of `left_out` for the others."""
+    """Return for each row whether it passes all checks; list the others for `left_out`."""
     # A check is a pair: a mask of wrong rows, and the reason. `what` says what a row is ("ops");
     # `numbers` are the row numbers in the file, which entries then list.
     passes = np.ones(len(checks[0][0]), bool)

@@ -119,7 +119,7 @@ def file_rank(path: Path) -> int | None:
 
 
 def _read_object(path: Path, request: Request) -> dict[str, Any] | None:
-    """Read a JSON object, or the undamaged steps of a damaged file; None if there are none."""
+    """Read a JSON object, or the undamaged steps of a damaged file; return None without any."""
     pieces: list[str] = []
     try:
         for piece in read_texts(path, request.on_bytes):

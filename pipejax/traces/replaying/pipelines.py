@@ -100,13 +100,13 @@ class Pipelines:
 
     @property
     def spans(self) -> Float[NumpyArray, " pipelines"]:
-        """Return (pipelines) the time from the first start to the last end of ops [s]."""
+        """Return for each pipeline the time from the first start to the last end of its ops [s]."""
         start, end = self.trace.start, self.trace.end
         return np.array([end[p.slices].max() - start[p.slices].min() for p in self.pipelines])
 
     @functools.cached_property
     def gaps(self) -> Float[NumpyArray, " slices"]:
-        """Return (slices) the launch delay of ops after worker and inputs are ready [s].
+        """Return for each slice how long its op starts after worker and inputs are ready [s].
 
         If neither an op nor the op before it has a message, its delay is a launch delay; more than
         `MAX_GAP` medians are a stall. Other ops get the mean launch delay. Workers of starved
@@ -299,7 +299,7 @@ def _find_table(
 
 
 def is_second_of_pair(trace: Trace, slices: Slices) -> Bool[NumpyArray, " ops"]:
-    """Return (ops) whether an op is second in a fused pair: its times equal those before it."""
+    """Return for each op whether it is second in a fused pair: its times equal those before it."""
     start, end, worker = trace.start[slices], trace.end[slices], trace.worker[slices]
     is_same = (start[1:] == start[:-1]) & (end[1:] == end[:-1]) & (worker[1:] == worker[:-1])
     return np.append(False, is_same & (end[1:] > start[1:]))
@@ -348,7 +348,7 @@ class PipelineOps(NamedTuple):
 
 
 def _op_phases(trace: Trace) -> Slices:
-    """Return (phases) indices in `OPS`; -1 for other phases."""
+    """Return the index of each phase in `OPS`; -1 if it is not there."""
     return np.array([OPS.index(name) if name in OPS else NONE for name in trace.phases])
 
 

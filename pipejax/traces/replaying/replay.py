@@ -154,7 +154,7 @@ class Messages:
         self.max_usual_delay = self.rounding + usual_delay
 
     def ends(self, times: LinkTimes) -> Ends:
-        """Return (nodes, runs) the ends of ops and messages [s] at these link times."""
+        """Return the ends (nodes, runs) of ops and messages [s] at these link times."""
         # A message ends at the latest when its first consumer starts.
         end, graph = self.end.copy(), self.graph
         for level in self.levels:
@@ -413,7 +413,7 @@ class Replay:
 
     @functools.cached_property
     def residuals(self) -> Float[NumpyArray, " slices"]:
-        """Return (slices) recorded start - replayed start of ops [s]; 0 for other slices."""
+        """Return recorded start - replayed start of each op's slice [s]; 0 for other slices."""
         result = np.zeros(len(self.pipelines.trace))
         for runs in table_runs(self.pipelines, self.links):
             start, _ = runs.replay(self.link_times[None])
@@ -423,7 +423,7 @@ class Replay:
 
     @functools.cached_property
     def stalls(self) -> Float[NumpyArray, " slices"]:
-        """Return (slices) delays of ops after the ends of their inputs [s]; 0 for other slices."""
+        """Return how long after its inputs each op's slice starts [s]; 0 for other slices."""
         result = np.zeros(len(self.pipelines.trace))
         for runs in table_runs(self.pipelines, self.links):
             messages = Messages(runs)
@@ -510,7 +510,7 @@ def model_name(links: Links) -> str:
 
 
 def _best_times(pipelines: Pipelines, runs: Sequence[TableRuns]) -> tuple[LinkTimes, float]:
-    """Return (links) message times [s] with the least error, and a share of early messages."""
+    """Return the message times of links [s] with the least error, and a share of early messages."""
     # An early message is taken before it can be sent. The share is the largest of all links.
     samples = [run.sample(MAX_NODES) for run in runs]
     workers = link_workers(pipelines.table)
@@ -572,7 +572,7 @@ def group_ops(trace: Trace, slices: Int[NumpyArray, " n"]) -> list[Int[NumpyArra
 def _has_cause(
     pipelines: Pipelines, slices: Int[NumpyArray, " n"], delay: Float[NumpyArray, " slices"]
 ) -> Bool[NumpyArray, " n"]:
-    """Return (n) whether the trace explains the delay of an op."""
+    """Return for each op whether the trace explains its delay."""
     # A slice that is no op may run during the delay. Or the whole job paused: then another worker
     # stalls for an equal time at about the same time in the step. `slices` are the delayed ops, and
     # `delay` (slices of the trace) are delays [s].

@@ -53,7 +53,7 @@ class StepGraph(NamedTuple):
     link: Nodes  # direction * boundaries + boundary of a message
 
     def finish(self, duration: Times) -> Times:
-        """Return (runs, nodes) finish times [s] at these durations (runs, nodes) [s]."""
+        """Return the finish times (runs, nodes) [s] at these durations (runs, nodes) [s]."""
         times = np.array(duration.T, order="C")
         run_in_place(self.preds, times)
         return times.T
@@ -97,7 +97,7 @@ class _GraphBuilder:
 
 
 def node_ops(program: Program, table: ScheduleTable) -> Nodes:
-    """Return (nodes) the index of the op in a table's concatenated rows; -1 for other nodes."""
+    """Return the index of each node's op in a table's concatenated rows; -1 for other nodes."""
     ops = (op for row in table.rows() for cell in row for op in cell if op.phase.name in OPS)
     position = {(int(op.phase), op.stage, op.microbatch): k for k, op in enumerate(ops)}
     fields = (program.phase, program.stage, program.microbatch)
