@@ -414,8 +414,7 @@ def test_a_shelf_shows_its_largest_remedy(answer, answer_and_text, launcher, is_
     assert (largest in combined) == is_combined
     lines = text.splitlines()
     shown = [line for line in lines if f"; set by options of {launcher}" in line]
-    name = largest["what"].removeprefix("combined: ").replace(": ", " ")
-    name = f"{name.replace('; ', ' and ')} together" if "; " in name else name
+    name = largest["what"].removeprefix("combined: ").replace(": ", " ").replace("; ", " + ")
     assert [line.partition(": saves ")[0] for line in shown] == [name]
     assert f"next: {largest['command']}" in lines
     again = answer(*shlex.split(largest["command"])[1:])

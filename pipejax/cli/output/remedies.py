@@ -158,7 +158,6 @@ def _with_share(time: float, explanation: "Explanation", step: float | None = No
 
 def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
     """Yield the next causes, and the best remedy of each launcher and shelf."""
-    yield from effects_view(explanation)
     worst, kinds = explanation.bottleneck, {fault.kind for fault in explanation.faults}
     ends = sum(part.seconds for part in explanation.parts if part.name in ("start", "end"))
     if ends > worst.seconds and not kinds & {"schedule", "microbatches"}:
@@ -286,7 +285,7 @@ def _able_launches(remedy: "Remedy") -> "list[pj.results.Launch]":
     return [launch for launch in remedy.launches if launch.launcher in remedy.launchers]
 
 
-def effects_view(explanation: "Explanation") -> Iterator[object]:
+def _effects(explanation: "Explanation") -> Iterator[object]:
     """Yield one line with the cause's time and the savings of remedies; equal ones stand once."""
     leads = {"part": f"{explanation.bottleneck.kind} takes", "cause": "its removal saves"}
     distinct: dict[tuple[float, str], Effect] = {}  # the first of equal effects
@@ -332,7 +331,10 @@ def advice_details(
     )
     details: dict[str, list[object]] = {
         "parts of the step": [rows_table((part._asdict() for part in parts), columns)],
-        "causes": [plain(f"{seconds(fault.seconds)}: {fault.why}") for fault in explanation.faults],
+        "causes": [
+            *(plain(f"{seconds(fault.seconds)}: {fault.why}") for fault in explanation.faults),
+            *_effects(explanation),
+        ],
     }
     if not rows:
         return details

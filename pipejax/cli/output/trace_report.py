@@ -16,7 +16,6 @@ from pipejax.cli.output.numbers import percent, seconds
 from pipejax.cli.output.remedies import (
     LAYERS_HINT,
     advice_details,
-    effects_view,
     first_fault,
     remedies_view,
 )
@@ -125,7 +124,6 @@ def trace_view(
         goal = f"if {layers}" if layers.startswith("all ") else f"with {layers} layers"
         saves = seconds(rows[0]["saves"])
         yield plain(f"fix: {_action(finding)}, which saves {saves} of this cost {goal}{hint}")
-        yield from effects_view(advice)
     elif len(rows) > len(advised):
         yield plain(f"fix: {rows[0]['what']} (saves {seconds(rows[0]['saves'])})")
         if finding is not None and rows[0]["command"] in step_commands.values():
