@@ -434,62 +434,26 @@ def claimed():
     return written(pj.certificate(run, limits=[3.0, 2.5, 2.0], lower_bounds=bounds))
 
 
-F10, SEND = "1F0 (worker 1, slot 1)", "0SEND_F1 (worker 0 to 1)"
-FALSE = {  # place, value there, what is said
-    ("proof", "ops", F10, "start"): (
-        1.0,
-        f"ops: {F10}: start: claimed 1.0, derived 2.25, behind 0SEND_F0 (worker 0 to 1)",
-    ),
-    ("proof", "ops", F10, "end"): (None, f"ops: {F10}: end: claimed nothing, derived 3.25"),
-    ("proof", "transfers", SEND, "leaves"): (
-        1.5,
-        f"transfers: {SEND}: leaves: claimed 1.5, derived 2.0, behind 0F1 (worker 0, slot 1)",
-    ),
-    ("proof", "held", "worker 0", 0): (2.0, "held: worker 0[0]: claimed 2.0, derived 1.0"),
-    ("claim", "busy", "worker 2"): (11.0, "busy: worker 2: claimed 11.0, derived 12.0"),
-    ("claim", "limits", 0): (2.9, "limit: worker 0: claimed 2.9, derived 3.0"),
-    ("claim", "lower_bounds", 1, "value"): (1e3, "lower bound by stage: claimed 1000.0, derived"),
-    ("claim", "lower_bounds", 3, "value"): (1e3, "lower bound by solver: claimed 1000.0, derived"),
-    ("costs", "seconds", "F", 0): (1.25, "ops: 0F0 (worker 0, slot 0): end: claimed 1.0, derived"),
-    ("table", "rows", 1, 1): ("", "table: claimed legal, derived missing op 1F0: there is no"),
-    ("table", "rows", 1, 2): ("0F0", "derived op 0F0 on worker 1: its stage is on worker 0"),
-    ("table", "pipe_of_microbatch"): ([0] * 5, "names 5 microbatches, the rows hold 4"),
-}
-MALFORMED = {
-    ("version",): (3, '.* is not a certificate .* needs "version" 2, got 3'),
-    ("kind",): ("proof", """.* needs "kind" "run" or "optimum" or "formula", got 'proof'"""),
-    ("more",): (1, "certificate must have the keys .*'more'"),
-    ("proof", "held"): (..., "certificate: proof must have the keys .*held, got"),
-    ("costs", "seconds", "W"): (..., "certificate: seconds must have the keys .*W"),
-    ("costs", "seconds", "F", 0): (-1, "seconds: F must be a number of at least 0, got -1"),
-    ("costs", "seconds", "F"): ([1.0], r"seconds: F must be 3 numbers or lists, got \[1.0\]"),
-    ("costs", "links", "model"): ("wire", "links: model must be one of delay, .*, got 'wire'"),
-    ("costs", "links", "host_links"): ([[7]], "host_links must be .*; workers are 0 to 2, got"),
-    ("costs", "links", "posting"): ("program", "posting by program and eager_below need rendez"),
-    ("table",): ([], "the table must be an object with the keys format, name"),
-    ("table", "rows"): (..., "missing key 'rows' in the table"),
-    ("claim", "objective"): ("speed", "objective must be one of makespan, span, got 'speed'"),
-    ("claim", "lower_bounds", 0, "value"): ("1", "a lower bound must be a number of at least 0"),
-}
+# path, what is said, and the value there; without a value the key is left out
+CHANGED = json.loads((Path(__file__).parent / "data" / "false_claims.json").read_text())
 
 
-def changed_at(data, path, value):
-    if value is ...:
-        return edited(data, path, lambda inner, key: inner.pop(key))
-    return edited(data, path, functools.partial(put, value))
+def changed_at(data, path, *value):
+    change = functools.partial(put, *value) if value else lambda inner, key: inner.pop(key)
+    return edited(data, path, change)
 
 
-@pytest.mark.parametrize("path", FALSE, ids=lambda path: ".".join(map(str, path)))
-def test_what_is_false_is_named(claimed, path):
-    value, says = FALSE[path]
-    assert says in " ".join(map(str, pj.verify(changed_at(claimed, path, value)).problems))
+@pytest.mark.parametrize("row", CHANGED["false"], ids=lambda row: ".".join(map(str, row[0])))
+def test_what_is_false_is_named(claimed, row):
+    path, says, *value = row
+    assert says in " ".join(map(str, pj.verify(changed_at(claimed, path, *value)).problems))
 
 
-@pytest.mark.parametrize("path", MALFORMED, ids=lambda path: ".".join(map(str, path)))
-def test_what_is_no_certificate_is_refused(claimed, path):
-    value, says = MALFORMED[path]
+@pytest.mark.parametrize("row", CHANGED["malformed"], ids=lambda row: ".".join(map(str, row[0])))
+def test_what_is_no_certificate_is_refused(claimed, row):
+    path, says, *value = row
     with pytest.raises(ValueError, match=says):
-        pj.verify(changed_at(claimed, path, value))
+        pj.verify(changed_at(claimed, path, *value))
 
 
 def test_edges_of_a_graph_join_stages_of_the_table():

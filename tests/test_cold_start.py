@@ -22,23 +22,7 @@ from pipejax.costs.precision import float_type
 from pipejax.costs.system.parts import Host, NarrowPeaks
 from pipejax.engine import recurrence
 
-TIMES = "-P 4 -M 8 -W F=1,B=2"
-MODEL = "-s 1f1b -P 2 -M 4 -m llama3-8b -y a100 --minibatch 16"
-COMMANDS = (
-    f"evaluate -s zb-v {TIMES} -l rendezvous",
-    f"evaluate {MODEL}",
-    f"compare -S gpipe,1f1b {TIMES}",
-    f"compare --diff -S 1f1b,zb-h1 {TIMES}",
-    f"explain {MODEL}",
-    f"show -S 1f1b,zb-h1 {TIMES}",
-    f"show -S 1f1b,zb-h1 {TIMES} --out page.html",
-    f"export {MODEL} --format chrome-trace --out trace.json",
-    "trace trace.json",
-    "init system --out system.json",
-    "schedules",
-    "staleness -s pipedream -P 4 -M 8",
-    f"jitter -S gpipe,1f1b {TIMES} --op lognormal:0.05",
-)
+COMMANDS = (Path(__file__).parent / "data" / "without_jax.txt").read_text().splitlines()
 ALONE = """
 import sys, json
 sys.modules["jax"] = None  # an import of it fails

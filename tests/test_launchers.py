@@ -23,7 +23,10 @@ from pipejax.sweep.plan.layouts import PlanRequest, enumerate_layouts, layout_wo
 
 LLAMA = pj.load_model("llama3-8b")  # 32 layers
 # options of Megatron-LM core 0.20, of torchtitan 0.2.2 and of DeepSpeed that a layout can need
-OPTIONS = json.loads((Path(__file__).parent / "data" / "launcher_options.json").read_text())
+DATA = Path(__file__).parent / "data"
+OPTIONS = json.loads((DATA / "launcher_options.json").read_text())
+TEXTS = json.loads((DATA / "launcher_texts.json").read_text())  # of runs of Llama 3 8B
+LINES = {name: " ".join(TEXTS[name]) for name in ("Megatron-LM", "Megatron-Bridge", "torchtitan")}
 EIGHTS = {"expert_parallel": 8, "data_parallel": 4}
 EIGHT = {"tensor_parallel": 8}
 JOB = ("-y", "h100", "-s", "1f1b", "-P", 4, "-M", 8, "--minibatch", 8)
@@ -58,32 +61,9 @@ def launcher_settings(schedule="1f1b", workers=4, model=LLAMA, **arguments):
 
 def test_degrees_batches_and_stages():
     megatron, torchtitan, deepspeed = launcher_settings(data_parallel=2, zero=0)
-    assert megatron.text == (
-        "--micro-batch-size 2 --global-batch-size 32 --tensor-model-parallel-size 1 "
-        "--pipeline-model-parallel-size 4 --grad-reduce-in-bf16 --seq-length 8192"
-    )
-    assert torchtitan.text == (
-        "--training.local_batch_size 16 --training.global_batch_size 32 "
-        "--parallelism.data_parallel_replicate_degree 2 --parallelism.data_parallel_shard_degree 1 "
-        "--parallelism.pipeline_parallel_degree 4 --parallelism.pipeline_parallel_microbatch_size 2 "
-        "--parallelism.pipeline_parallel_schedule 1F1B "
-        "--parallelism.pipeline_parallel_first_stage_less_layers 0 "
-        "--parallelism.pipeline_parallel_last_stage_less_layers 0 "
-        "--parallelism.pipeline_parallel_layers_per_stage 8 --activation_checkpoint.mode none "
-        "--training.seq_len 8192"
-    )
+    assert (megatron.text, torchtitan.text) == (LINES["Megatron-LM"], LINES["torchtitan"])
     text, program = deepspeed.text.split("\nin code: ")
-    assert json.loads(text) == {
-        "train_batch_size": 32,
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": 8,
-        "zero_optimization": {"stage": 0},
-    }
-    assert program == (
-        "PipelineModule(layers, topology=PipeModelDataParallelTopology(num_pp=4, num_mp=1, "
-        "num_dp=2), partition_method='type:LAYER') "
-        "(replace LAYER by the class of your layers)"
-    )
+    assert (json.loads(text), program) == (TEXTS["DeepSpeed"], TEXTS["PipelineModule"])
     assert megatron.lacks == deepspeed.lacks == ()
     why = "replicas that split nothing beside other parallelism (ZeRO 1 is there in a pipeline)"
     assert torchtitan.lacks == (why,)
@@ -300,25 +280,7 @@ def test_megatron_bridge_takes_the_options_of_megatron_as_fields_of_its_records(
     workload = dataclasses.replace(workload, zero=1, overlap=1.0, tensor_overlap=1.0)
     (bridge,) = pj.costing.launches(workload, table, "megatron-bridge")
     assert bridge.lacks == ()
-    assert bridge.text.split() == [
-        "train.micro_batch_size=2",
-        "train.global_batch_size=32",
-        "model.tensor_model_parallel_size=2",
-        "model.sequence_parallel=true",
-        "model.pipeline_model_parallel_size=4",
-        "ddp.use_distributed_optimizer=true",
-        "ddp.overlap_grad_reduce=true",
-        "ddp.overlap_param_gather=true",
-        "model.seq_length=8192",
-        "model.recompute_granularity=null",
-        "model.cuda_graph_impl=none",
-        "model.account_for_embedding_in_pipeline_split=false",
-        "model.account_for_loss_in_pipeline_split=false",
-        "ddp.grad_reduce_in_fp32=false",
-        "model.virtual_pipeline_model_parallel_size=2",
-        "'comm_overlap={_target_:megatron.bridge.training.comm_overlap.CommOverlapConfig,"
-        "tp_comm_overlap:true,overlap_grad_reduce:true,overlap_param_gather:true}'",
-    ]
+    assert bridge.text == LINES["Megatron-Bridge"]
 
 
 # MaxText asserts stages x repeats x layers per stage = decoder layers, which it counts in pairs of a
@@ -358,16 +320,8 @@ def test_maxtext_has_two_schedules_and_full_recomputation():
     workload = pj.Workload(LLAMA, 16, tensor_parallel=2, data_parallel=4, zero=3, recompute="full")
     (maxtext,) = pj.costing.launches(workload, table, "MaxText")
     assert maxtext.lacks == ()
-    assert maxtext.options == {  # 64 sequences on 32 accelerators, 32 layers in 8 stages
-        "per_device_batch_size": 2.0,
-        "ici_fsdp_parallelism": 4,
-        "ici_tensor_parallelism": 2,
-        "ici_pipeline_parallelism": 4,
-        "num_pipeline_microbatches": 8,
-        "num_layers_per_pipeline_stage": 4,
-        "remat_policy": "full",
-        "max_target_length": 8192,
-    }
+    # 64 sequences on 32 accelerators, 32 layers in 8 stages
+    assert maxtext.options == TEXTS["MaxText"]
     (once,) = pj.costing.launches(dataclasses.replace(workload, zero=1), table, "MaxText")
     assert once.lacks == ()
     assert once.options == maxtext.options | {"pipeline_fsdp_ag_once": True}
