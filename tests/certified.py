@@ -8,28 +8,18 @@ import numpy as np
 import pipejax as pj
 
 
-def check_solution(
-    result,
-    costs,
-    *,
-    memory_limit,
-    sizes=1.0,
-    weight_share=1 / 3,
-    offload=False,
-    link="delay",
-    objective="makespan",
-    **_,
-):
+def check_solution(result, costs, *, memory_limit, link="delay", objective="makespan", **more):
     """Order, starts, limits and bound of a solution hold; its own makespan is that of the run."""
+    sizes = {name: more[name] for name in ("sizes", "weight_share") if name in more}
     run = pj.evaluate(result.best.table, costs, link=link)
     reached = run.makespan if objective == "makespan" else run.max_span
     assert reached == result.value
     claimed = pj.certificate(
         run,
-        memory=pj.analysis.activation_memory(run, sizes=sizes, weight_share=weight_share),
+        memory=pj.analysis.activation_memory(run, **sizes),
         limits=np.broadcast_to(memory_limit, run.workers),
         objective=objective,
-        offload=offload,
+        offload=more.get("offload", False),
         lower_bounds={result.best.bound_by: result.lower_bound},
     )
     assert claimed["claim"]["offloaded"] == result.best.offloaded

@@ -102,26 +102,11 @@ def listed_seconds(costs, table):
 class Run(events.Run):
     """One execution of a table; start and end by (worker, slot), messages by their SEND."""
 
-    def __init__(
-        self,
-        rows,
-        microbatch_pipes,
-        costs,
-        link="delay",
-        queues="worker",
-        host_links=(),
-        posting="early",
-        shared_links=(),
-        pair_links=(),
-        eager_below=0.0,
-        grammar=None,
-    ):
-        data = table_data([*map(list, rows)], microbatch_pipes, grammar)
-        links = {"model": link, "queues": queues, "host_links": host_links, "posting": posting}
-        links |= {"shared_links": shared_links, "pair_links": [*pair_links]}
-        links |= {"eager_below": eager_below}
-        table, slots = Table(data), None
-        if posting == "program" and not table.has_communication and any(table.crossing()):
+    def __init__(self, rows, pipes, costs, link="delay", queues="worker", host_links=(), **more):
+        data = table_data([*map(list, rows)], pipes, more.pop("grammar", None))
+        links = {"model": link, "queues": queues, "host_links": host_links, **more}
+        is_posted, table, slots = more.get("posting") == "program", Table(data), None
+        if is_posted and not table.has_communication and any(table.crossing()):
             try:
                 with_cells = pj.links.insert_transfers(from_json(data), link=pj.Links(**links))
             except pj.ScheduleError:  # without messages it is a deadlock too

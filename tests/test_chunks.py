@@ -20,27 +20,19 @@ def make_table(workers, count, prompts=1):
     return build("chunked-prefill", workers, prompts, slices=count)
 
 
-def first_token(
-    cuts,
-    workers,
-    fixed,
-    per_token,
-    per_pair,
-    per_prefix_token=0.0,
-    latency=0.0,
-    transmit_per_token=0.0,
-):
+def first_token(cuts, workers, **times):
     """Return when the last stage ends the last chunk, of many cuts (cuts, chunks)."""
     cuts = np.asarray(cuts, float)
-    times = fixed, per_token, per_pair, per_prefix_token
-    a, b, c, g = (np.broadcast_to(x, workers) for x in times)
+    times = {"per_prefix_token": 0.0, "latency": 0.0, "transmit_per_token": 0.0} | times
+    names = ("fixed", "per_token", "per_pair", "per_prefix_token")
+    a, b, c, g = (np.broadcast_to(times[name], workers) for name in names)
     ends, before = np.zeros((len(cuts), workers)), np.zeros(len(cuts))
     for n in cuts.T:
         comes = np.zeros(len(cuts))
         for s in range(workers):
             durations = a[s] + b[s] * n + c[s] * (n * before + n**2 / 2) + g[s] * before
             ends[:, s] = comes = np.maximum(ends[:, s], comes) + durations
-            comes = comes + latency + transmit_per_token * n
+            comes = comes + times["latency"] + times["transmit_per_token"] * n
         before = before + n
     return ends[:, -1]
 
