@@ -117,11 +117,7 @@ def tables(draw):
     if not table.offloads and draw(st.integers(0, 3)) == 0:
         return pj.links.insert_transfers(table), None
 
-    def grown(more):
-        count = microbatches + more
-        return build(name, workers, count)
-
-    return table, grown
+    return table, lambda more: build(name, workers, microbatches + more)
 
 
 @st.composite

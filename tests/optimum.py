@@ -234,12 +234,8 @@ class Search:
                 elif letters[-1] == "I":
                     earliest[worker].append(ends[key])
                     work[worker] += times["W"][stage]
-        for worker, starts in enumerate(earliest):
-            if starts:
-                first = max(now, free[worker], min(starts))
-                if first + work[worker] >= self.before:
-                    return False
-        return True
+        busy = ((max(now, free[w], min(at)), w) for w, at in enumerate(earliest) if at)
+        return all(first + work[worker] < self.before for first, worker in busy)
 
     def hop(self, direction, pipe, boundary):
         ends = self.pipes.placement[pipe][boundary : boundary + 2]
@@ -259,18 +255,16 @@ class Search:
         whole, update = range(self.stages), pipes.update
         work = [sum(update[s] for s in whole if w in holders[s]) for w in range(self.workers)]
         updates = max(last.get(w, 0) + seconds for w, seconds in enumerate(work))
-        best = None
-        for order in (
-            permutations(range(self.stages)) if any(pipes.all_reduce) else [range(self.stages)]
-        ):
+        best = []
+        for order in permutations(whole) if any(pipes.all_reduce) else [whole]:
             free, latest = [0] * self.workers, updates
             for stage in order:
                 begins = max(over[stage], *(free[w] for w in holders[stage]))
                 for w in holders[stage]:
                     free[w] = begins + pipes.all_reduce[stage]
                 latest = max(latest, begins + pipes.all_reduce[stage] + pipes.update[stage])
-            best = latest if best is None else min(best, latest)
-        return best
+            best.append(latest)
+        return min(best)
 
 
 def schedule_before(pipes, before, limit=None):
