@@ -267,9 +267,8 @@ OF_STAGE = {"F": 2.0, "I": 2.25, "W": 1.5}  # of one stage
 def pipe_offload(p, v, m, **options):
     """The table, planned for these times, its run on them, and the most that a worker holds."""
     slots = {**OF_STAGE, "B": OF_STAGE["I"] + OF_STAGE["W"]}
-    table = build(
-        "pipe-offload", p, m, stages_per_worker=v, slots=slots, weight_share=1 / 3, **options
-    )
+    options |= {"stages_per_worker": v, "slots": slots, "weight_share": 1 / 3}
+    table = build("pipe-offload", p, m, **options)
     costs = {(letter, s): time for letter, time in OF_STAGE.items() for s in range(p * v)}
     trips = {"O": options.get("offload", 1.0), "L": options.get("load", options.get("offload", 1))}
     costs |= {(letter, s): trips[letter] for letter in "OL" for s in range(p * v)}
@@ -343,43 +342,6 @@ def test_offloads_take_turns_on_a_shared_link():
     times = [pj.evaluate(t, costs, link=shared).makespan for t in (together, table)]
     assert times[0] == pj.evaluate(table, costs).makespan < times[1]
     assert held.max() >= alone.max()
-
-
-MISTAKES = {
-    "limit of worker 0 is 0.5: one activation .* takes 1": {"memory_limit": 0.5},
-    "memory_limit must be a number of at least 0, got -1": {"memory_limit": -1},
-    "weight_share must be a number from 0 to 1, got 1.5": {"weight_share": 1.5},
-    "transfer must be a number of at least 0, got -1": {"transfer": -1},
-    "takes no limit: its options are memory_limit, weight_share": {"limit": 2},
-}
-
-
-@pytest.mark.parametrize("message", MISTAKES)
-@pytest.mark.parametrize("name", ["zero-bubble", "ada-offload"])
-@pytest.mark.usefixtures("unchecked")
-def test_mistakes_are_named(name, message):
-    with pytest.raises(ValueError, match=message):
-        pj.schedules.build(name, num_workers=4, num_microbatches=8, **MISTAKES[message])
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_mistakes_of_offloads_are_named():
-    for options, message in (({"offload": -1}, "offload must be"), ({"load": "1"}, "load must be")):
-        with pytest.raises(ValueError, match=message):
-            pj.schedules.build("ada-offload", num_workers=4, num_microbatches=8, **options)
-    for options, message in (
-        ({"group_size": 7}, "group_size must be from 1 to 6, the number of workers, got 7"),
-        ({"offload": [1.0, 2.0]}, "offload must be 6 finite numbers of at least 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            pj.schedules.build("pipe-offload", num_workers=6, num_microbatches=8, **options)
-    with pytest.raises(ValueError, match="offload_share must be a number from 0 to 1, got 2"):
-        pj.schedules.build("pipe-offload", num_workers=6, num_microbatches=8, offload_share=2)
-    for sizes in ([1, -1], [1, np.nan], [np.inf, 1]):
-        with pytest.raises(ValueError, match="sizes must be 2 finite numbers of at least 0, got"):
-            LimitedPipe.from_numbers(
-                2, 2, forward=1, input_grad=1, weight_grad=1, limits=2, sizes=sizes
-            )
 
 
 ONE = ["--workers", "8", "--microbatches", "24"]

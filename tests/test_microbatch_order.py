@@ -64,11 +64,8 @@ def test_a_seed_gives_one_answer_and_no_time_the_best_baseline():
     costs = pj.costing.scaled_costs(TIMES, table, microbatches=lengths)
     first, same = (pj.search.microbatches(table, costs, iterations=5, seed=7) for _ in range(2))
     assert first.best.order.tolist() == same.best.order.tolist()
-    assert (first.value, first.evaluated, first.stopped) == (
-        same.value,
-        same.evaluated,
-        "iterations",
-    )
+    fields = ("value", "evaluated", "stopped")
+    assert [getattr(first, x) for x in fields] == [same.value, same.evaluated, "iterations"]
     for options, why in (({"time_limit": 0.0}, "time"), ({"iterations": 0}, "iterations")):
         none = pj.search.microbatches(table, costs, seed=7, **options)
         assert none.stopped == why
@@ -89,9 +86,7 @@ def test_microbatches_of_one_length_may_change_places(kinds, name, data):
     order = np.arange(len(kinds))
     for members in alike:
         order[members] = data.draw(st.permutations(members.tolist()))
-    first, second = (
-        pj.evaluate(table, ordered_costs) for ordered_costs in (costs, in_order(costs, order))
-    )
+    first, second = (pj.evaluate(table, c) for c in (costs, in_order(costs, order)))
     np.testing.assert_array_equal(first.finish, second.finish)
     numbers = np.unique(kinds, return_inverse=True)[1]
     orders = list(permutation_search.different_orders(numbers.tolist()))
@@ -141,13 +136,6 @@ def test_costs_that_scale_are_functions_of_their_factors():
         microbatches=scale,
     )
     assert (fixed.latency, fixed.update, fixed.all_reduce) == (0.5, 3.0, 1.0)
-    for wrong in ([1.0, -1.0], [1.0, np.nan], 2.0, [[1.0]]):
-        with pytest.raises(ValueError, match="scale must be one finite number of at least 0 for"):
-            pj.costing.scaled_costs(costs, table, microbatches=wrong)
-    with pytest.raises(ValueError, match="pair is what two microbatches take together"):
-        pj.costing.scaled_costs(
-            pj.Costs(forward=1.0, backward=2.0, pair=3.0), table, microbatches=scale
-        )
 
 
 def test_lengths_of_a_model():
@@ -168,8 +156,6 @@ def test_lengths_of_a_model():
     assert alone == long
     transmit = np.asarray(result.transmit)[0, 0, 0]
     np.testing.assert_allclose(transmit / transmit[0], [1, 2, 2, 2])
-    with pytest.raises(ValueError, match="lengths has 3 entries, the table has 4 microbatches"):
-        pj.stage_costs(workload, system, table, lengths=[length] * 3)
 
 
 def test_a_window_is_no_longer_than_a_short_sequence():
@@ -182,12 +168,10 @@ def test_a_window_is_no_longer_than_a_short_sequence():
     np.testing.assert_array_equal(result.forward[:, 2], alone.forward)
 
 
-TEXTS = {  # content of a file, and what it says or what is wrong with it
+TEXTS = {  # content of a file, and what it says
     "4096\n1024 512 512\n": [4096.0, [1024.0, 512.0, 512.0]],
     "[4096, [1024, 512]]": [4096, [1024, 512]],
     '{"lengths": [1, 2.5], "order": [1, 0]}': [1, 2.5],
-    "[1, []]": r"lengths must be finite numbers above 0, or lists of them, got \[\]",
-    '{"order": [1]}': 'expected a list of lengths, or an object with one under "lengths"',
 }
 
 
@@ -196,37 +180,21 @@ TEXTS = {  # content of a file, and what it says or what is wrong with it
 def test_files_of_lengths(tmp_path, text):
     path = tmp_path / "lengths"
     path.write_text(text)
-    expected = TEXTS[text]
-    if isinstance(expected, str):
-        with pytest.raises(ValueError, match=f"{path}: {expected}"):
-            pj.files.read_lengths(path)
-    else:
-        assert pj.files.read_lengths(path) == expected
+    assert pj.files.read_lengths(path) == TEXTS[text]
 
 
-COSTS = {  # F, messages and B of a file for 2 stages and 3 microbatches, or what is wrong
+COSTS = {  # F, messages and B of a file for 2 stages and 3 microbatches
     "ops": {"F": [[1, 2, 3], [4, 5, 6]], "B": [[2, 4, 6], [8, 10, 12]]},
     "stages": {"F": [[1, 2, 3], 4], "I": 1, "W": [2, [1, 2, 3]]},
     "messages": {"F": 1, "B": 2, "message": {"bytes": [[1, 2, 4]], "bandwidth": 4}},
     "ways": {"F": 1, "B": 2, "message": {"latency": 1}, "message_back": {"latency": [[1, 2, 3]]}},
-    "negative": ({"F": [[1, 2, -1], 1], "B": 1}, "F must be finite numbers of at least 0, got -1"),
-    "depth": ({"F": [[[1], 2, 1], 1], "B": 1}, r"F must be finite numbers .* got \[1\]"),
-    "contradiction": (
-        {"F": 1, "B": [[2, 2, 3], 2], "I": 1, "W": 1},
-        r"B contradicts I \+ W: 0.003 is not 0.001 \+ 0.001 on stage 0, microbatch 2",
-    ),
 }
 
 
 @pytest.mark.parametrize("name", COSTS)
 def test_files_of_costs_per_microbatch(tmp_path, name):
     table, path = build("1f1b", 2, 3), tmp_path / "costs.json"
-    content, wrong = COSTS[name] if isinstance(COSTS[name], tuple) else (COSTS[name], None)
-    path.write_text(json.dumps({"unit": "milliseconds", **content}))
-    if wrong is not None:
-        with pytest.raises(ValueError, match=wrong):
-            pj.read_costs(path, table)
-        return
+    path.write_text(json.dumps({"unit": "milliseconds", **COSTS[name]}))
     costs = pj.read_costs(path, table)
     expected = {
         "ops": {"forward": [[1, 2, 3], [4, 5, 6]], "weight_grad": [[1, 2, 3], [4, 5, 6]]},
@@ -239,21 +207,18 @@ def test_files_of_costs_per_microbatch(tmp_path, name):
     pj.makespan(pj.lower(table), costs)
 
 
-def test_commands_take_lengths_and_orders(tmp_path, call):
+def test_commands_take_lengths_and_orders(tmp_path, answer, answer_and_text):
     lengths, out = tmp_path / "lengths.txt", tmp_path / "order.json"
     lengths.write_text("2048\n1024 1024\n4096\n512\n")
     times = [*ONE, "--stage-times", "F=1,B=2", "--comm", "0.25"]
-    result = {}
     scale = ",".join(str(tokens / 2176) for tokens in (2048, 2048, 4096, 512))  # of their mean
-    ways = {"lengths": ["--lengths", lengths], "scale": ["--microbatch-scale", scale]}
-    for name, more in ways.items():
-        code, text, _ = call("evaluate", *times, *more, "--json")
-        assert code == 0
-        result[name] = json.loads(text)["makespan"]
-    assert result["lengths"] == pytest.approx(result["scale"])
-    code, text, _ = call("tune", "microbatches", *times, "--lengths", lengths, "-o", out, "--json")
-    best = json.loads(text)
-    assert (code, best["stopped"]) == (0, "optimal")
+    ways = ["--lengths", lengths], ["--microbatch-scale", scale]
+    result = [answer("evaluate", *times, *more)["makespan"] for more in ways]
+    assert result[0] == pytest.approx(result[1])
+    line = "tune", "microbatches", *times, "--lengths", lengths
+    best, text = answer_and_text(*line, "-o", out)
+    assert best["stopped"] == "optimal"
+    assert "mean of random" in text
     assert best["value"] <= min(best["baselines"].values())
     saved = json.loads(out.read_text())
     assert saved["order"] == best["best"]["order"]
@@ -262,31 +227,21 @@ def test_commands_take_lengths_and_orders(tmp_path, call):
         ["--lengths", out],
         ["--lengths", lengths, "--microbatch-order", ",".join(map(str, best["best"]["order"]))],
     ):
-        code, text, _ = call("evaluate", *times, *again, "--json")
-        assert json.loads(text)["makespan"] == best["value"]
-    code, text, _ = call("tune", "microbatches", *times, "--lengths", lengths)
-    assert "mean of random" in text
+        assert answer("evaluate", *times, *again)["makespan"] == best["value"]
 
 
-def test_what_a_model_says_of_microbatches_that_differ(tmp_path, call):
+def test_what_a_model_says_of_microbatches_that_differ(tmp_path, answer):
     model = ["--model", "gpt-22b", "--system", "h100", "--minibatch", "4", "--tensor-parallel", "8"]
     scale = ["--microbatch-scale", "1,2,1,1"]
-    code, _, err = call("sensitivity", *ONE, *model, *scale)
-    assert (code, "sensitivity takes microbatches as alike" in err) == (2, True)
-    code, text, _ = call("evaluate", *ONE, *model, "--json")
-    alike = json.loads(text)["activation_memory"]["peak"]
-    code, text, _ = call("evaluate", *ONE, *model, *scale, "--json")
-    uneven = json.loads(text)
-    assert (code, "mfu" in uneven) == (0, False)
+    alike = answer("evaluate", *ONE, *model)["activation_memory"]["peak"]
+    uneven = answer("evaluate", *ONE, *model, *scale)
+    assert "mfu" not in uneven
     assert uneven["activation_memory"]["peak"] == pytest.approx([3 * alike[0] / 2, 2 * alike[1]])
     file = tmp_path / "lengths.json"
     file.write_text("[2048, 4096, 2048, 2048]")
-    code, text, _ = call("evaluate", *ONE, *model, "--lengths", file, "--json")
-    longer = json.loads(text)
+    longer = answer("evaluate", *ONE, *model, "--lengths", file)
     assert longer["activation_memory"]["peak"][1] > 1.9 * alike[1]
     assert longer["tokens_per_second"] * longer["makespan"] == pytest.approx(5 * 2048)
-    code, _, err = call("evaluate", *ONE, *scale)
-    assert (code, "--microbatch-scale needs op times" in err) == (2, True)
 
 
 @pytest.mark.parametrize("rules", ["B@stage1*2", "F@stage0*2,B@stage0*3", "B@microbatch2*4", "B*2"])

@@ -52,14 +52,6 @@ def test_known_optima(workers, microbatches, limit, offload, makespan):
     assert (result.value, result.lower_bound, result.best.status) == (makespan, makespan, "optimal")
 
 
-@pytest.mark.parametrize("arguments", [{"costs": pj.Costs(1.0, 2.0)}, {"link": "blocking"}])
-def test_a_scenario_has_its_own_costs_and_links(arguments):
-    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=2)
-    run = pj.Scenario(table, costs=pj.Costs(forward=1.0, backward=2.0))
-    with pytest.raises(ValueError, match=r"^run is a scenario, with costs and link of its own"):
-        pj.optimize(run, memory_limit=2, **arguments)
-
-
 @pytest.mark.parametrize("link", ["queued", "delay"])
 def test_whole_and_split_backwards_are_mixed_in_one_stage(link):
     # B below I + W: a whole backward goes before the W of the one before it
@@ -121,9 +113,8 @@ def test_every_schedule_of_tiny_problems(problems):
 @pytest.mark.slow
 def test_spans_are_shorter_than_the_published_searched_ones():
     table = pipe(8, 32)  # Zero Bubble, Table 5: 6.2B, ZB-2p, bubble rate 0.0022
-    costs = pj.Costs.uniform(
-        table, forward=29.802, input_grad=29.428, weight_grad=19.53, transfer=0.577
-    )
+    times = {"forward": 29.802, "input_grad": 29.428, "weight_grad": 19.53}
+    costs = pj.Costs.uniform(table, **times, transfer=0.577)
     result = solve(table, costs, memory_limit=16, weight_share=0.29, objective="span", time_limit=2)
     assert 1 - 32 * (29.802 + 29.428 + 19.53) / result.value <= 0.0022 + 5e-5
     assert pj.evaluate(result.best.table, costs).max_span == pytest.approx(result.value, rel=1e-12)
@@ -232,21 +223,6 @@ def test_the_first_solution_needs_no_search_and_each_is_better():
     assert result[0].best.source == "greedy"
     makespans = [better.value for better in result]
     assert makespans == sorted(makespans, reverse=True)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"memory_limit": 2, "weight_share": 1.5}, r"weight_share must be in \[0, 1\], got 1.5"),
-        ({"memory_limit": 2, "link": "rendezvous"}, "link must be one of delay, queued"),
-        ({"memory_limit": 2, "objective": "speed"}, "objective must be one of makespan, span"),
-        ({"memory_limit": float("nan")}, "memory_limit must be finite and above 0"),
-    ],
-)
-def test_mistakes(options, message):
-    table = pipe(4, 8)
-    with pytest.raises(ValueError, match=message):
-        pj.optimize(table, equal(table), **options)
 
 
 # The value of a search is that of its table, written, read back and evaluated

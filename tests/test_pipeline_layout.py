@@ -72,22 +72,6 @@ def test_what_is_read_is_written_alike(text):
     assert pj.costing.PipelineLayout.parse(str(layout)) == layout
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("Ett|tx|L", "read at 'x.L'"),
-        ("E(tt|)L", r"read at '\(tt"),
-        ("E((t|)*2|)*2L", r"read at '\(\(t"),
-        ("Et*", r"read at '\*'"),
-        ("Et*999999999999", "at most 100000"),
-        ("(t*50000)*50000", "at most 100000"),
-    ],
-)
-def test_what_is_no_layout_says_where(text, why):
-    with pytest.raises(ValueError, match=why):
-        pj.costing.PipelineLayout.parse(text)
-
-
 FOUR = ("Et", "t", "t", "tL")
 MIXED = ("Ett", "ttt", "ttm", "L")
 IN_LISTS = {
@@ -122,39 +106,12 @@ def test_lists_are_layouts(text):
         assert workload == pj.Workload(DENSE, minibatch=8, pipeline_layout="|".join(IN_LISTS[text]))
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        ('[["embedding","deco"]]', "'deco': E, t, .*or for each stage a list of embedding"),
-        ('[["embedding","decoder"],["decod', "read at '\"decod'"),
-        ([["embedding", ["decoder"]]], "read at 'embedding'"),
-        ([["embedding"], 3], "read at 3"),
-        ([], r"read at \[\]"),
-        ('["Et|t", "L"]', r"read at 'Et.t'"),
-        ("[['embedding']] ** 2", r"read at .*\*\* 2"),
-        ("[['embedding']] + 2", r"read at .*\+ 2"),
-        ("[x for x in 'Et']", "read at .*for x in"),
-        ("[['t'] * 90000] * 90000", "at most 100000"),
-        ("[[['t'] * 90000] * 90000]", "at most 100000"),
-        ("[" * 4000, "read at"),
-        ([[["E"], ["t"]], [["L"]]], "each rank must have as many virtual stages"),
-    ],
-)
-def test_what_is_no_list_says_where(content, why):
-    with pytest.raises(ValueError, match=why):
-        pj.costing.PipelineLayout.parse(content)
-
-
 def test_heads_of_further_tokens_may_be_named():
     """One layer predicts a further token: its head is counted whether the layout names it or not."""
     costs = [at(f"Et*15|t*23|t*23|m{heads}", SPARSE) for heads in ("L", "LL")]
     for first, second in zip(*(vars(priced).values() for priced, _ in costs), strict=True):
         np.testing.assert_array_equal(first, second)
     np.testing.assert_array_equal(*(need for _, need in costs))
-    with pytest.raises(ValueError, match=r"L .* must stand 1 to 2 times .* got 3"):
-        at("Et*15|t*23|t*23|mLLL", SPARSE)
-    with pytest.raises(ValueError, match="L on the last"):
-        at("Et*15|t*23|t*23mL|L", SPARSE)
 
 
 LISTS = (
@@ -163,14 +120,13 @@ LISTS = (
 RUN = ("-s", "1f1b", "-P", 4, "-M", 8, "-m", "gpt-22b", "-y", "h100", "--minibatch", 8)
 
 
-def test_lists_come_in_by_every_door(answer, mistake, tmp_path):
+def test_lists_come_in_by_every_door(answer, tmp_path):
     content = [["embedding"] + ["decoder"] * 11, *[["decoder"] * 13] * 2]
     content += [["decoder"] * 11 + ["loss"]]
     expected = answer("evaluate", *RUN, "--pipeline-layout", "Et*11|t*13|t*13|t*11L")
     assert expected["layers_of_stages"] == [11, 13, 13, 11]
     assert expected["notes"] == ["layers of stages: 11 13 13 11 (as --pipeline-layout has them)"]
     assert answer("evaluate", *RUN, "--pipeline-layout", LISTS) == expected
-    assert "--model" in mistake("evaluate", *RUN[:6], "--pipeline-layout", LISTS)
     for suffix, text in {
         "json": json.dumps({"pipeline_layout": content}),
         "toml": f"pipeline_layout = {json.dumps(content)}",
@@ -178,8 +134,6 @@ def test_lists_come_in_by_every_door(answer, mistake, tmp_path):
         path = tmp_path / f"layout.{suffix}"
         path.write_text(text)
         assert answer("evaluate", *RUN, "--config", path)["makespan"] == expected["makespan"]
-    line = mistake("evaluate", *RUN, "--pipeline-layout", LISTS.replace("loss", "lost"))
-    assert f"--pipeline-layout {LISTS.replace('loss', 'lost')!r} cannot be read at 'lost'" in line
 
 
 def test_a_sweep_takes_a_layout_in_lists_and_several():
@@ -198,8 +152,6 @@ def test_a_sweep_takes_a_layout_in_lists_and_several():
         (axis,) = (axis for axis in sweep.axes if axis.name == "pipeline_layout")
         assert list(axis.values) == values
         assert axis.is_listed == (len(values) > 1)
-    with pytest.raises(ValueError, match=r"pipeline_layout: .* read at 'lost'"):
-        pj.read_sweep(grid | {"pipeline_layout": [["embedding"], ["lost"]]})
 
 
 FOUR_EACH = "--stages-per-worker", 4
@@ -289,25 +241,6 @@ def test_comparing_and_explaining_say_it_too(answer, answer_and_text, tmp_path):
     assert plan["best"]["notes"] == [note]
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("Et|t*23|t*24L", "3 stages, the schedule has 4"),
-        ("E|t*24|t*24|LL", "L .head and loss. must stand 1 times"),
-        ("t|t*24|t*23|L", "E .embedding. must stand 1 times"),
-        ("E|t*24|t*24|mL", "m .* must stand 0 times"),
-        ("t|Et*23|t*24|L", "order"),
-        ("|Et*24|t*24|L", "E must be on the first"),
-        ("E|t*24|t*24L|", "L on the last"),
-        ([["embedding"], ["decoder"] * 24, ["decoder"] * 24, ["loss", "loss"]], "L .* 1 times"),
-    ],
-)
-def test_a_layout_is_of_the_model_and_the_schedule(text, why):
-    workload = pj.Workload(DENSE, minibatch=8, pipeline_layout=text)
-    with pytest.raises(ValueError, match=why):
-        pj.stage_costs(workload, H100, TABLE)
-
-
 @pytest.mark.parametrize(("model", "layers"), [(DENSE, [12] * 4), (SPARSE, [15, 16, 15, 15])])
 def test_the_even_layout_is_the_default(model, layers):
     degrees = TENSOR if model.moe is None else SHARED
@@ -352,9 +285,8 @@ def test_layers_for_further_tokens_lie_where_the_layout_says():
     apart, more = at("Et*15|t*23|t*23m|L", SPARSE)
     plain, less = at("Et*15|t*23|t*23|mL", SPARSE)
     layer = plain.forward[1] / 23
-    assert apart.forward[2] - plain.forward[2] == pytest.approx(
-        plain.forward[3] - apart.forward[3], rel=1e-9
-    )
+    grows, shrinks = apart.forward[2] - plain.forward[2], plain.forward[3] - apart.forward[3]
+    assert grows == pytest.approx(shrinks, rel=1e-9)
     assert apart.forward[2] - plain.forward[2] == pytest.approx(layer, rel=0.05)
     # behind it, a message holds its output beside that of the layers
     np.testing.assert_allclose(apart.transmit[0, 0], plain.transmit[0, 0] * [1, 1, 2], rtol=1e-12)
@@ -368,9 +300,8 @@ def test_layers_for_further_tokens_lie_where_the_layout_says():
     split = 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * h + 3 * h * 2048 + 2 * h * h
     whole = h * (512 + 64 + 1536) + 2 * h + 512 + 1536 + 256 * h + 3 * h
     rank_parameters = split / 8 + whole + 256 * 3 * h * 2048 / 8 + 129280 * h / 8
-    assert weights[0] - weights[1] == pytest.approx(
-        np.array([0, 0, 1, -1]) * 2 * rank_parameters, rel=1e-9
-    )
+    moved = np.array([0, 0, 1, -1]) * 2 * rank_parameters
+    assert weights[0] - weights[1] == pytest.approx(moved, rel=1e-9)
     # 2 bytes each of weights and gradients, 12 of the optimizer, and two activations instead of one
     moved, static = more - less, 16 * rank_parameters
     assert moved[:2].tolist() == [0, 0]

@@ -1,7 +1,6 @@
 """Posting, waits for a SEND, shared links and collectives, on tables small enough to do by hand."""
 
 import dataclasses
-import re
 
 import jax
 import numpy as np
@@ -23,7 +22,6 @@ from pipejax.schedules.table.links import (
 
 F, B, X = 1.0, 2.0, 3.0
 COSTS = pj.Costs(forward=F, backward=B, transmit=X)
-PROGRAM = pj.Links("rendezvous", posting="program")
 PAIRS = pj.Links("queued", shared_links="pairs")
 # worker 0's queue has the first gradient before the second activation
 CROSSED = [
@@ -86,9 +84,8 @@ def test_an_offload_behind_a_wait():  # blocking holds the next op back, but no 
     for wait in ("", "0WAIT_SEND_F0 "):
         row = f"0F0 0SEND_F0 {wait}0O0 0WAIT_O0 0RECV_B0 0L0 0B0"
         held = table(row, "1RECV_F0 1F0 1B0 1SEND_B0")
-        run = pj.evaluate(
-            held, pj.Costs(forward=F, backward=B, offload=1.0, transmit=X), link="blocking"
-        )
+        costs = pj.Costs(forward=F, backward=B, offload=1.0, transmit=X)
+        run = pj.evaluate(held, costs, link="blocking")
         assert run.start[0][row.split().index("0O0")] == F
 
 
@@ -148,10 +145,9 @@ def test_an_order_that_shared_links_cannot_follow_is_a_deadlock():
     says = "one queue per worker and posting by program and shared links: .*0SEND_F1/1RECV_F1"
     with pytest.raises(pj.ScheduleError, match=f"deadlock under rendezvous with {says}"):
         pj.lower(crossed, link=links)
+    free = reference.Costs({}, {}, {})
     with pytest.raises(reference.DeadlockError):
-        reference.Run(
-            CROSSED, [0, 0], reference.Costs({}, {}, {}), "rendezvous", shared_links="pairs"
-        )
+        reference.Run(CROSSED, [0, 0], free, "rendezvous", shared_links="pairs")
     assert makespan(crossed, PAIRS) > 0  # where the cells are not followed, it runs
 
 
@@ -162,9 +158,8 @@ def test_a_deadlock_names_all_reduces():
     rows = ["0F0 0F1 3F0 3B0 3F1 3B1 0B0 0B1", "1F0 1F1 1B0 1B1", "2F0 2F1 2B0 2B1"]
     rows += ["0F2 3F2 3B2 0B2", "1F2 1B2", "2F2 2B2"]
     placed = {"placement": [[0, 1, 2, 0], [3, 4, 5, 3]], "pipe_of_microbatch": [0, 0, 1]}
-    both = pj.links.insert_transfers(
-        pj.ScheduleTable.from_rows([row.split() for row in rows], **placed)
-    )
+    cells = [row.split() for row in rows]
+    both = pj.links.insert_transfers(pj.ScheduleTable.from_rows(cells, **placed))
     cells = [[str(op) for cell in row for op in cell] for row in both.rows()]
     for row, moved, front in (
         (0, "0RECV_B0", "3F1"),
@@ -192,56 +187,6 @@ def test_posting_by_program_is_that_of_the_cells_put_in(name):
         assert run.makespan == makespan(pj.links.insert_transfers(built), links, costs)
         assert run.makespan >= makespan(built, "delay", costs)
         assert run.start.shape == (built.num_workers, built.num_slots)
-
-
-WRONG = {
-    "unknown posting 'late': known are early, program": {"posting": "late"},
-    "posting 'program' needs the link model rendezvous, got 'queued'": {
-        "model": "queued",
-        "posting": "program",
-    },
-    "shared_links need the link model queued, blocking or rendezvous, got 'delay'": {
-        "model": "delay",
-        "shared_links": "pairs",
-    },
-    "shared_links are 'pairs' or groups of pairs of workers, got 'all'": {"shared_links": "all"},
-    "shared_links has an empty group": {"shared_links": [[]]},
-    "a pair is a sender and a receiver, got 0": {"shared_links": [[0, 1]]},
-    "worker 1 sends nothing to itself": {"shared_links": [[(1, 1)]]},
-    "names the pair (0, 1) twice in one group": {"shared_links": [[(0, 1), (0, 1)]]},
-    "a worker must be a whole number of at least 0, got -1": {"shared_links": [[(0, -1)]]},
-    "eager_below must be a number of at least 0, got -1": {"eager_below": -1},
-    "eager_below needs the link model rendezvous": {"model": "queued", "eager_below": 1.0},
-    "unknown link model 'x': known are delay": {"pair_links": {(0, 1): "x"}},
-    "pair_links: a pair is a sender and a receiver, got 0": {"pair_links": {0: "delay"}},
-    "pair_links: worker 1 sends nothing to itself": {"pair_links": {(1, 1): "delay"}},
-    "pair_links: a worker must be a whole number of at least 0": {"pair_links": {(0, -1): "delay"}},
-    "pair_links names the pair (0, 1) twice": {"pair_links": [((0, 1), "delay")] * 2},
-    "pair_links must be as {(0, 1): 'rendezvous'}, got '0-1=delay'": {"pair_links": "0-1=delay"},
-    "pair_links: a pair and its link model are needed, got 3": {"pair_links": [3]},
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_wrong_links_are_refused(message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        pj.Links(**{"model": "rendezvous", **WRONG[message]})
-
-
-def test_what_knows_neither_posting_nor_shared_links_refuses_them():
-    run = pj.evaluate(CHIMERA, COSTS, link=PROGRAM)
-    with pytest.raises(ValueError, match="order knows no posting, got 'program'"):
-        pj.search.messages(CHIMERA, COSTS, link=PROGRAM)
-    with pytest.raises(ValueError, match="transfer_waits knows no posting, got 'program'"):
-        pj.links.transfer_waits(run)
-    with pytest.raises(ValueError, match="optimize knows no shared_links, got 'pairs'"):
-        pj.optimize(CHIMERA, COSTS, memory_limit=4.0, link=PAIRS)
-
-
-def test_a_worker_that_does_not_exist_is_named():
-    links = pj.Links("queued", shared_links=[[(0, 1)], [(1, 7)]])
-    with pytest.raises(ValueError, match="shared_links names worker 7: workers are 0 to 1"):
-        pj.lower(CHIMERA, link=links)
 
 
 def test_text_of_shared_links():
@@ -303,9 +248,6 @@ def test_a_sweep_has_axes_of_posting_and_shared_links():
     grid |= {"models": "gpt-22b", "systems": "h100", "link": "rendezvous"}
     axes = {"posting": ["early", "program"], "shared_links": ["", "pairs", "0-1+1-0"]}
     assert pj.read_sweep(grid | axes).sizes == {"posting": 2, "shared_links": 3}
-    for key, value in (("posting", "late"), ("shared_links", "0-0")):
-        with pytest.raises(ValueError, match=key):
-            pj.read_sweep(grid | {key: value})
 
 
 # Link models per pair of workers and messages that are buffered, on tables done by hand
@@ -367,13 +309,6 @@ OTHER = r"transmit time of 0SEND_F0 is not below eager_below = 1 s.*lower the ta
 def test_a_program_is_for_its_eager_messages():
     program = pj.lower(GPIPE, link=EAGER, costs=SMALL)
     assert pj.makespan(program, SMALL) == makespan(GPIPE, EAGER, SMALL)
-    for run in (pj.makespan, pj.finish_times, pj.analysis.slack):
-        with pytest.raises(ValueError, match=OTHER):
-            run(program, COSTS)
-    with pytest.raises(ValueError, match="transmit time of 1SEND_B0 is below eager_below = 1 s"):
-        pj.makespan(program, pj.Costs(forward=F, backward=B, transmit=0.5))
-    with pytest.raises(ValueError, match=r"eager_below = 1 s needs known costs: .* got costs=None"):
-        pj.lower(GPIPE, link=EAGER)
 
 
 def test_a_batch_has_one_set_of_eager_messages():
@@ -382,10 +317,6 @@ def test_a_batch_has_one_set_of_eager_messages():
     result = pj.makespans(program, pj.Costs(forward=F, backward=B, transmit=np.stack(rows)))
     one_by_one = [makespan(GPIPE, EAGER, pj.Costs(forward=F, backward=B, transmit=x)) for x in rows]
     assert result.tolist() == one_by_one
-    rows.append(np.array([[[1.0]], [[X]]]))
-    for run in (pj.makespans, pj.makespans_and_grad):
-        with pytest.raises(ValueError, match=OTHER):
-            run(program, pj.Costs(forward=F, backward=B, transmit=np.stack(rows)))
 
 
 def test_each_microbatch_has_a_size_of_its_own():
@@ -393,11 +324,10 @@ def test_each_microbatch_has_a_size_of_its_own():
     costs = pj.Costs(forward=F, backward=B, transmit=transmit)
     run = pj.evaluate(GPIPE, costs, link=EAGER)
     assert run.program.messages.eager.tolist() == [m == 0 for m in run.program.messages.microbatch]
-    assert pj.makespan(pj.lower(GPIPE, link=EAGER, costs=costs), costs) == run.makespan
+    program = pj.lower(GPIPE, link=EAGER, costs=costs)
+    assert pj.makespan(program, costs) == run.makespan
     with pytest.raises(ValueError, match="0SEND_F1 is below"):
-        pj.makespan(
-            pj.lower(GPIPE, link=EAGER, costs=costs), dataclasses.replace(costs, transmit=0.5)
-        )
+        pj.makespan(program, dataclasses.replace(costs, transmit=0.5))
 
 
 def test_what_a_trace_hides_is_refused():
@@ -410,9 +340,8 @@ def test_what_a_trace_hides_is_refused():
     assert jax.grad(evaluate_form, argnums=1)(F, single).tolist() == pytest.approx(
         np.array([[[1.0]], [[2.0]]])
     )
-    assert float(jax.jit(lambda forward: evaluate_form(forward, single))(F)) == makespan(
-        GPIPE, EAGER, SMALL
-    )
+    seconds = jax.jit(lambda forward: evaluate_form(forward, single))(F)
+    assert float(seconds) == makespan(GPIPE, EAGER, SMALL)
     hidden = "transmit is traced: which messages lie below eager_below cannot be seen"
     with pytest.raises(ValueError, match=hidden):
         jax.jit(evaluate_form)(F, single)
@@ -425,10 +354,6 @@ def test_what_a_trace_hides_is_refused():
 def test_posting_and_shared_links_need_one_pair_that_knows_them():
     for more in ({"posting": "program"}, {"eager_below": 1.0}, {"shared_links": "pairs"}):
         assert pj.Links("delay", pair_links={(0, 1): "rendezvous"}, **more)
-        with pytest.raises(ValueError, match="link model"):
-            pj.Links("delay", pair_links={(0, 1): "delay"}, **more)
-    with pytest.raises(ValueError, match="pair_links names worker 7: workers are 0 to 1"):
-        pj.lower(GPIPE, link=pj.Links(pair_links={(0, 7): "queued"}))
 
 
 def test_a_message_under_delay_uses_no_shared_link():
@@ -440,10 +365,8 @@ def test_a_message_under_delay_uses_no_shared_link():
 def test_text_of_pair_links():
     for text in ("0-1=rendezvous", "0-1=queued,1-0=delay,2-3=blocking"):
         assert format_pair_links(parse_pair_links(text, "x")) == text
-    assert (
-        pj.Links(pair_links={(2, 3): "Queued", (0, 1): "delay"}).text
-        == "delay (0-1=delay,2-3=queued)"
-    )
+    links = pj.Links(pair_links={(2, 3): "Queued", (0, 1): "delay"})
+    assert links.text == "delay (0-1=delay,2-3=queued)"
     for text in ("", "0-1", "0=queued", "0-1-2=queued", "0-1=queued,", "a-b=queued", "0-1=3"):
         with pytest.raises(ValueError, match="--pair-links: expected pairs of workers and link"):
             parse_pair_links(text, "--pair-links")
@@ -469,9 +392,8 @@ PAIR_RUN += ["--stage-times", "F=1,B=2", "--comm", "3"]
 
 
 def test_the_command_line_takes_models_of_pairs(answer):
-    result = answer(
-        *PAIR_RUN, "--pair-links", "0-1=Rendezvous", "--queues", "pair", "--posting", "program"
-    )
+    pairs = "--pair-links", "0-1=Rendezvous", "--queues", "pair", "--posting", "program"
+    result = answer(*PAIR_RUN, *pairs)
     links = pj.Links(queues="pair", posting="program", pair_links={(0, 1): "rendezvous"})
     assert result["makespan"] == makespan(GPIPE, links)
     expected = ("delay", "0-1=rendezvous", "pair", "program")
@@ -482,27 +404,5 @@ def test_the_command_line_takes_models_of_pairs(answer):
     assert not {"pair_links", "eager_below"} & set(answer(*PAIR_RUN))
 
 
-def test_a_pair_without_messages_is_refused_on_the_command_line(mistake):
-    three = ["evaluate", "-s", "gpipe", "-P", "3", "-M", "2", "--stage-times", "F=1,B=2"]
-    says = "--pair-links 0-2=rendezvous has no effect: no message goes between workers 0 and 2"
-    assert says in mistake(*three, "--pair-links", "0-1=queued,0-2=rendezvous")
+def test_models_of_pairs_without_messages_change_nothing():
     assert makespan(THREE, pj.Links(pair_links={(0, 2): "queued"})) == makespan(THREE, "delay")
-
-
-def test_searches_say_which_links_they_do_not_know(mistake):
-    solves = ["optimize", *PAIR_RUN[1:], "--memory-limit", "2", "--pair-links", "0-1=rendezvous"]
-    assert "optimize knows no --pair-links, got '0-1=rendezvous'" in mistake(*solves)
-    tunes = ["tune", "-s", "1f1b", "-P", "2", "-m", "gpt-22b", "-y", "h100", "--minibatch", "8"]
-    tunes += ["--link", "rendezvous", "--eager-below"]
-    assert "--eager-below must be 0, got 0.001: " in mistake(*tunes, "1e-3")
-
-
-def test_what_cannot_follow_buffered_messages_refuses_them():
-    run = pj.evaluate(GPIPE, SMALL, link=EAGER)
-    with pytest.raises(ValueError, match="a closed form knows no eager_below"):
-        pj.formula(run.program)
-    with pytest.raises(ValueError, match="order knows no eager_below"):
-        pj.search.messages(GPIPE, SMALL, link=EAGER)
-    long = pj.schedules.build("gpipe", num_workers=2, num_microbatches=8)
-    with pytest.raises(ValueError, match=OTHER):
-        pj.cycle_time(pj.lower(long, link=EAGER, costs=SMALL), COSTS)

@@ -12,9 +12,8 @@ import pytest
 from pipejax.base.data_files import time_unit
 from pipejax.cli.options.line import command_line, config_text, written, written_but
 from pipejax.cli.options.option import parse_share
-from pipejax.cli.output.files import Output
 from pipejax.cli.output.numbers import gigabytes, percent, seconds
-from pipejax.cli.output.report import Answer, printing
+from pipejax.cli.output.report import printing
 from pipejax.cli.output.runs import ends_of_path
 from pipejax.cli.output.tables import Column, format_table, grid, rows_table
 
@@ -128,11 +127,8 @@ def test_cells_are_written_as_each_format_has_it():
 
 
 def test_latex_has_the_rules_of_booktabs_and_units_in_the_head():
-    times = [
-        ("a", ["61.5 s", "970 ms", "-"]),
-        ("b", ["+3.1 %", "0 %", "-"]),
-        ("c", ["1 GB", "x"] * 2),
-    ]
+    times = [("a", ["61.5 s", "970 ms", "-"]), ("b", ["+3.1 %", "0 %", "-"])]
+    times += [("c", ["1 GB", "x"] * 2)]
     table = grid([(name, cells[:3]) for name, cells in times])
     assert format_table(table, "latex").splitlines() == [
         "\\begin{tabular}{rrl}",
@@ -146,11 +142,6 @@ def test_latex_has_the_rules_of_booktabs_and_units_in_the_head():
         "\\end{tabular}",
         "",
     ]
-
-
-def test_a_format_is_checked(mistake):
-    assert "--format must be one of text, markdown" in mistake("schedules", "-f", "latx")
-    assert "--format csv has no effect with --json" in mistake("schedules", "-f", "csv", "-j")
 
 
 def test_slack_that_is_rounding_is_printed_as_none(call, monkeypatch):
@@ -167,19 +158,6 @@ def test_a_row_without_a_value_has_a_dash():
     columns = Column("schedule", "name"), Column("times", "count", "{:+d}".format)
     rows = [{"name": "a", "count": 1}, {"name": "b", "count": None}, {"name": "c"}]
     assert format_table(rows_table(rows, columns), "csv") == "schedule,times\na,+1\nb,-\nc,-\n\n"
-
-
-def test_an_answer_is_said_or_one_json_object(capsys):
-    out, figure = Output(Path("x.csv"), is_saved=True), Output(option="--figure")
-
-    def printed_case():
-        yield "[bold]a[/]"
-
-    for json in (False, True):
-        with printing(None, json=json, outputs=(out, figure)):
-            Answer({"value": 1}, printed_case()).show()
-    texts = "a", "wrote x.csv", '{"value": 1, "out": "x.csv", "figure": null}'
-    assert capsys.readouterr().out.splitlines() == [*texts]
 
 
 @pytest.mark.parametrize(
@@ -225,26 +203,11 @@ def test_a_file_of_options_is_one_of_config():
     assert tomllib.loads(text) == read
 
 
-@pytest.mark.parametrize(("json", "expected"), [(False, "next: pipejax x\n"), (True, '"next"')])
-def test_an_answer_ends_in_them(json, expected, capsys):
-    with printing(None, json=json):
-        Answer({"a": 1}, next=("pipejax x",)).show()
-        assert expected in capsys.readouterr().out
-        Answer({"a": 1}).show()
-        assert "next" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("text", "share"), [("0.1", 0.1), ("10%", 0.1), ("2.5 %", 0.025), ("1", 1)]
 )
 def test_shares(text, share):
     assert parse_share(text, "--gap") == pytest.approx(share, rel=1e-15)
-
-
-@pytest.mark.parametrize("text", ["-1%", "101%", "1.1", "%", "10%%", "nan", ""])
-def test_what_is_no_share(text):
-    with pytest.raises(ValueError, match="--gap must be a share from 0 to 1"):
-        parse_share(text, "--gap")
 
 
 def test_tuned_sizes_end_in_what_launchers_are_told_and_a_page(answer, call, tmp_path):
@@ -259,8 +222,7 @@ def test_tuned_sizes_end_in_what_launchers_are_told_and_a_page(answer, call, tmp
     assert "<canvas" in out.read_text()
 
 
-def test_sequences_of_another_length(answer, mistake):
+def test_sequences_of_another_length(answer):
     sizes = ("evaluate", "-s", "1f1b", "-P", 4, "-M", 8)
     short, long = (answer(*sizes, *MODEL, *more) for more in ((), ("--sequence", 4096)))
     assert long["step_time"] > short["step_time"]
-    assert "--sequence needs --model" in mistake(*sizes, "-T", "F=1,B=2", "--sequence", 4096)

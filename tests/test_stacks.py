@@ -9,7 +9,6 @@ import pytest
 
 import pipejax as pj
 from pipejax.base.progress import Notice
-from pipejax.cli.app import run
 from pipejax.costs.layers.kernels import smooth_max
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.model.stack import stack_names
@@ -29,14 +28,8 @@ def test_a_stack_says_its_source_and_goes_with_the_h100(name):
     assert result.kernels.elementwise == stack.elementwise >= 1
     if stack.attention:
         share = result.kernels.attention_efficiency * h100.compute_efficiency.shares[-1]
-        assert share == pytest.approx(
-            getattr(h100.attention_kernels, stack.attention.replace("-", "_"))
-        )
-
-
-def test_a_kernel_that_a_machine_does_not_know_is_named():
-    with pytest.raises(ValueError, match="b200 does not say how fast flash-attention-1 is"):
-        pj.load_stack("composer-2023").on(pj.load_system("b200"))
+        kernel = stack.attention.replace("-", "_")
+        assert share == pytest.approx(getattr(h100.attention_kernels, kernel))
 
 
 def test_what_was_fitted_to_runs_of_a_stack_stays():
@@ -48,45 +41,15 @@ def test_what_was_fitted_to_runs_of_a_stack_stays():
         assert result.kernels.attention_efficiency == pytest.approx(share)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kernels": {"attention": "fast"}}, "kernels: attention must be one of"),
-        ({"kernels": {"elementwise": -1}}, "elementwise must be a number of at least 0, got -1"),
-        ({"kernels": {"speed": 1}}, "speed"),
-        ({"workload": {"overlap": 2}}, "workload: overlap must be a number from 0 to 1, got 2"),
-        ({"workload": {"dispatcher": "none"}}, "dispatcher must be one of all-to-all, per-node"),
-        ({"workload": {"contiguous_context": 1}}, "contiguous_context must be true or false"),
-        ({"workload": {"optimizer_offload": -1}}, "offload must be a number from 0 to 1, got -1"),
-        (
-            {"workload": {"head_precision": "f8"}},
-            "head_precision must be one of '', bf16, fp16, fp8",
-        ),
-        ({"host": {"launch": 3}}, "launch"),
-        ({"source": 3}, "source must be a text, got 3"),
-    ],
-)
-def test_a_mistake_in_a_file_is_named(tmp_path, change, message):
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps({"name": "mine", "source": "", **change}))
-    with pytest.raises(ValueError, match=message):
-        pj.load_stack(path)
-
-
-def test_a_file_of_ones_own_is_a_stack(tmp_path, capsys):
+def test_a_file_of_ones_own_is_a_stack(tmp_path, answer):
     path = tmp_path / "mine.json"
     content = {"name": "mine", "source": "", "host": {"launch_us": 5}}
     content["workload"] = {"tensor_overlap": 1.0}
     path.write_text(json.dumps(content))
     assert pj.load_stack(path).on(pj.load_system("h100")).host.launch == 5e-6
-    times = []
-    for options in (
-        ["--stack", str(path)],
-        ["--tensor-overlap", "1"],
-        ["--stack", str(path), "--tensor-overlap", "0"],
-    ):
-        assert run([*EVALUATE, *options, "--json"]) == 0
-        times.append(json.loads(capsys.readouterr().out)["step_time"])
+    by_stack, by_option = ["--stack", path], ["--tensor-overlap", "1"]
+    lines = by_stack, by_option, [*by_stack, "--tensor-overlap", "0"]
+    times = [answer(*EVALUATE, *options)["step_time"] for options in lines]
     assert times[0] < min(times[1:])  # what an option says comes before the stack
     assert times[2] < times[1]  # a quicker host
 
@@ -114,27 +77,24 @@ def test_a_stack_says_precisions_and_what_the_host_has(tmp_path, call):
 def test_a_row_takes_from_its_stack_what_it_does_not_say(tmp_path):
     head = "model,data,zero,global_batch,overlap,contiguous_context,stack,seconds\n"
     path = tmp_path / "rows.csv"
-    path.write_text(
-        f"{head}llama3-8b,8,3,16,,,torchtitan-2024,1\nllama3-8b,8,3,16,0.5,0,torchtitan-2024,1\n"
-    )
+    rows = "llama3-8b,8,3,16,,,torchtitan-2024,1", "llama3-8b,8,3,16,0.5,0,torchtitan-2024,1"
+    path.write_text(head + "\n".join(rows) + "\n")
     with pytest.warns():
         rows, composer = read_rows(path), read_rows(path, "composer-2023")
     assert (list(rows.overlap), list(rows.contiguous_context)) == ([1, 0.5], [True, False])
     assert (list(composer.overlap), set(composer.stack)) == ([0, 0.5], {"composer-2023"})
+    stacks = None, "composer-2023"
     with pytest.warns():
-        apart = [
-            pj.validate(path, "h100", stack=s).predicted.seconds for s in (None, "composer-2023")
-        ]
+        apart = [pj.validate(path, "h100", stack=s).predicted.seconds for s in stacks]
     assert (np.diff(apart, axis=0) > 0).all()  # a slower kernel of attention, and weights that wait
     with pytest.raises(ValueError, match="stack of rows that were read is theirs"):
         pj.validate(rows, "h100", stack="composer-2023")
 
 
-def test_stacks_are_listed(capsys):
-    assert run(["schedules", "--stacks"]) == 0
-    message = capsys.readouterr().out
-    assert all(name in message for name in stack_names())
-    assert run(["schedules", "--stacks", "--models"]) == 2
+def test_stacks_are_listed(call):
+    code, text, _ = call("schedules", "--stacks")
+    assert (code, all(name in text for name in stack_names())) == (0, True)
+    assert call("schedules", "--stacks", "--models")[0] == 2
 
 
 @pytest.fixture
@@ -181,29 +141,25 @@ def test_a_plan_uses_a_calibrated_system_as_in_its_runs(calibrated):
     path = calibrated(stack="megatron-core-2024", overlap=0.5)
     choices = {name: [1] for name in ("context", "expert", "microbatch_size", "zero")}
     choices |= {"tensor": [8], "pipeline": [2], "recompute": ["none"], "edge_units": [0]}
+    options = {"choices": choices, "schedules": ["1f1b"]}
     with pytest.warns(Notice):
-        result = pj.plan(
-            "gpt-22b", path, gpus=64, minibatch=16, choices=choices, schedules=["1f1b"]
-        )
+        result = pj.plan("gpt-22b", path, gpus=64, minibatch=16, **options)
     assert result.request.shared["overlap"] == 0.5
 
 
-def test_rows_take_exchanges_as_every_command_does(tmp_path, call):
+def test_rows_take_exchanges_as_every_command_does(tmp_path, answer):
     path = tmp_path / "rows.csv"
     path.write_text("model,tensor,data,pipeline,global_batch,zero,seconds\ngpt-22b,8,4,2,16,1,1\n")
     with pytest.warns(Notice):
         predicted = pj.validate(path, "h100").predicted.seconds[0]
-    options = ["--data-parallel", "4", "--zero", "1", "--sequence-parallel", "--json"]
-    code, out, _ = call(*EVALUATE, *options)
-    assert (code, json.loads(out)["step_time"]) == (0, pytest.approx(predicted, rel=1e-12))
+    result = answer(*EVALUATE, "--data-parallel", 4, "--zero", 1, "--sequence-parallel")
+    assert result["step_time"] == pytest.approx(predicted, rel=1e-12)
 
 
 def test_a_sweep_refuses_systems_of_different_runs(calibrated):
     systems = {"systems": ["h100", str(calibrated(overlap=1))]}
-    with (
-        pytest.raises(ValueError, match="h100 and mine have different software"),
-        pytest.warns(Notice),
-    ):
+    refused = pytest.raises(ValueError, match="h100 and mine have different software")
+    with refused, pytest.warns(Notice):
         read_sweep(GRID | systems)
     read_sweep(GRID | systems | {"stack": ""})
 
@@ -228,23 +184,6 @@ def test_a_sweep_is_known_by_what_its_stacks_say(tmp_path):
     assert read_sweep(GRID | {"stack": str(path)}).to_json() != with_numbers
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"stack": "torch"}, "sweep: stack: unknown stack 'torch': known are automodel-2025"),
-        ({"stack": 3}, "sweep: stack must be a name or the path of a .json file, got 3"),
-        ({"stack": ["", ""]}, "sweep: stack lists '' more than once"),
-        (
-            {"stack": ["", "composer-2023"], "systems": ["h100", "b200"]},
-            "sweep: stack composer-2023: b200 does not say how fast flash-attention-1 is",
-        ),
-    ],
-)
-def test_a_mistake_in_the_stacks_of_a_sweep_is_named(change, message):
-    with pytest.raises(ValueError, match=message):
-        read_sweep(GRID | change)
-
-
 def test_layers_that_stay_in_16_bits_cost_as_in_16_bits():
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     model, gb300 = pj.load_model("llama3-8b"), pj.load_system("gb300")
@@ -257,8 +196,6 @@ def test_layers_that_stay_in_16_bits_cost_as_in_16_bits():
     np.testing.assert_allclose(forward("nvfp4", wide_first=1, wide_last=31), wide, rtol=1e-12)
     last = forward("nvfp4", wide_last=8)  # of 8 layers on each of four stages
     np.testing.assert_allclose(last, [*narrow[:3], wide[3]], rtol=1e-12)
-    with pytest.raises(ValueError, match=r"wide_first 30 and wide_last 3 are more than .* 32"):
-        forward("nvfp4", wide_first=30, wide_last=3)
 
 
 def test_launches_that_block_add_up_host_and_accelerator():

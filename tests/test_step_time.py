@@ -209,9 +209,8 @@ def test_parts_sum_to_the_step(name, link, workload):
     vector = np.asarray(cost_vector(run.program, without))
     assert in_ops == pytest.approx(op_counts(run.program).mean(axis=0) @ vector, rel=1e-9)
     alone = dataclasses.replace(without, latency=0.0, transmit=0.0)
-    assert in_ops + parts["bubble"] == pytest.approx(
-        pj.evaluate(run.table, alone, link=link).makespan
-    )
+    busy = pj.evaluate(run.table, alone, link=link).makespan
+    assert in_ops + parts["bubble"] == pytest.approx(busy)
 
 
 def test_what_costs_nothing_takes_no_part():
@@ -269,11 +268,6 @@ def test_mfu_tokens_price_and_bands():
     assert (report.cost_per_step, report.cost_per_token, report.bands) == (None, None, {})
 
 
-def test_a_run_of_other_costs_is_refused():
-    with pytest.raises(ValueError, match="1f1b was not priced by this workload and system"):
-        pj.step_report(make_run(), ZERO_3, SYSTEM)
-
-
 @pytest.mark.parametrize("gradient_bytes", [None, 4])  # wider ones need a buffer of their own
 def test_memory_is_the_sum_of_its_parts(gradient_bytes):
     model = dataclasses.replace(ZERO_3.model, gradient_bytes=gradient_bytes)
@@ -296,9 +290,6 @@ def test_offloads_take_what_the_host_link_takes():
     parts = pj.step_report(longer, WORKLOAD, slow).breakdown
     assert parts["offloads"] > 0
     assert sum(parts.values()) == pytest.approx(longer.step_time, rel=1e-12)
-    none = dataclasses.replace(SYSTEM, host_link=Link(0.0, 0.0))
-    with pytest.raises(ValueError, match=r"phase O has no cost: give offload .* host_link"):
-        make_run(WORKLOAD, none, table)
 
 
 ONE = "--schedule", "1f1b", "--workers", 4, "--microbatches", 8
@@ -323,13 +314,8 @@ def test_options_are_fields_of_the_workload(answer, call):
     reserve = result["memory_parts"].get("reserve", [0.0])[0]
     np.testing.assert_allclose(needs - reserve, result["memory_bytes"])
     _, text, _ = call("evaluate", *GIVEN)
-    for words in (
-        "MFU",
-        "of the bf16 peak",
-        "64 accelerators",
-        "bubble",
-        "that tensors can use: parameters",
-    ):
+    texts = "MFU", "of the bf16 peak", "64 accelerators", "bubble"
+    for words in (*texts, "that tensors can use: parameters"):
         assert words in text
     (row,) = answer("compare", "--schedules", "1f1b", *GIVEN[2:])["rows"]
     assert (row["mfu"], row["breakdown"]) == (result["mfu"], result["breakdown"])

@@ -1,7 +1,5 @@
 """Slow workers: a factor reaches the ops of its worker and no others, in every kind of table."""
 
-import shlex
-
 import jax
 import numpy as np
 import pytest
@@ -27,9 +25,8 @@ class SlowRun(reference.Run):
 
 def test_copies_of_a_stage_are_as_slow_as_their_workers(data):
     table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4)
-    costs = pj.costing.scaled_costs(
-        pj.Costs(forward=1.0, backward=2.0, update=0.5), table, workers={1: 3.0}
-    )
+    costs = pj.Costs(forward=1.0, backward=2.0, update=0.5)
+    costs = pj.costing.scaled_costs(costs, table, workers={1: 3.0})
     run = pj.evaluate(table, costs)
     assert run.busy.tolist() == [13.0, 39.0, 13.0, 13.0]
     updates = (run.program.phase == pj.Phase.U) & (run.program.worker >= 0)
@@ -60,9 +57,8 @@ def test_factors_are_differentiable():
         slopes = jax.grad(total)(factors)
     run = pj.evaluate(table, pj.costing.scaled_costs(costs, table, workers=factors))
     on_path = run.critical & (run.program.worker >= 0)
-    expected = (
-        np.bincount(run.program.worker[on_path], run.node_duration[on_path], minlength=4) / factors
-    )
+    workers, seconds = run.program.worker[on_path], run.node_duration[on_path]
+    expected = np.bincount(workers, seconds, minlength=4) / factors
     assert np.asarray(slopes) == pytest.approx(expected)
 
 
@@ -91,7 +87,7 @@ def test_a_model_has_slow_workers_too(name):
     assert jax.tree.all(jax.tree.map(np.array_equal, result, whole))
 
 
-def test_slow_workers_on_the_command_line(answer, mistake, tmp_path):
+def test_slow_workers_on_the_command_line(answer, tmp_path):
     base = ["evaluate", "-s", "chimera", "-P", 4, "-M", 4, "-T", "F=1,B=2"]
     assert answer(*base, "--stragglers", "1=3,2=1.5")["busy"] == [12.0, 36.0, 18.0, 12.0]
     file = tmp_path / "costs.json"
@@ -102,14 +98,3 @@ def test_slow_workers_on_the_command_line(answer, mistake, tmp_path):
     result = answer(*base[:-2], *model, "--stragglers", "1=3")
     assert result["busy"][1] == pytest.approx(3 * result["busy"][2])
     assert sum(result["breakdown"].values()) == pytest.approx(result["makespan"])
-    assert "names worker 1 twice" in mistake(*base, "--stragglers", "1=3,1=2")
-    assert "--stragglers: there is no worker 9" in mistake(*base, "--stragglers", "9=3")
-    zero = "--stragglers: factor of worker 1 must be a number above 0, got 0"
-    assert zero in mistake(*base, "--stragglers", "1=0")
-    assert "as 3=1.2,5=2" in mistake(*base, "--stragglers", "a=3")
-    assert "'-3'" in mistake(*base, "--stragglers", "1=-3")
-    assert "needs op times" in mistake(*base[:-2], "--stragglers", "1=3")
-    tune = ["tune", "-s", "chimera", "-P", 4, *model, "--stragglers", "1=3"]
-    assert "as alike" in mistake(*tune)
-    arrange = shlex.split("--microbatch-scale 1,2,1,1 --stragglers 1=3")
-    assert "leave it out" in mistake("tune", "microbatches", *base[1:], *arrange)

@@ -52,11 +52,6 @@ def test_sections_are_read_in_si_units(tmp_path):
     assert (parameter.name, parameter.value, parameter.unit) == ("host.launch", 50, "us")
 
 
-def test_a_reserve_leaves_memory(tmp_path):
-    with pytest.raises(ValueError, match="memory: reserve must be less than capacity"):
-        read(tmp_path, memory=A100["memory"] | {"reserve_GB": 90})
-
-
 def test_a_number_that_no_machine_is_near_to_is_said(tmp_path):
     memory = A100["memory"] | {"bandwidth_TB_per_s": 4000}  # GB/s, as they were meant
     with pytest.warns(Notice, match=r"mine.json: memory.bandwidth is \d+ times the largest"):
@@ -120,43 +115,3 @@ def test_a_precision_without_a_peak_is_named():
     system = pj.load_system("a100")
     with pytest.raises(ValueError, match="a100: no peak is known for precision 'fp8'"):
         roofline_time(system, 1e12, 1e9, "fp8")
-    with pytest.raises(ValueError, match="unknown precision 'int3'"):
-        system.peak("int3")
-
-
-BAD = {
-    "sharpness must be a number of at least 1": ("kernels", {"sharpness": 0.5}),
-    "attention_efficiency must be a number above": ("kernels", {"attention_efficiency": 2}),
-    "key 'launch' has no unit": ("host", {"launch": 5}),
-    "unknown key 'lunch_us'": ("host", {"lunch_us": 5}),
-    "_bandwidth_GB_per_s must be a number above 0": ("host", {"memory_bandwidth_GB_per_s": 0}),
-    "host_link: bandwidth is missing": ("host_link", {"latency_us": 5}),
-    "unknown key": ("price", {"accelerator_EUR_per_hour": 5}),
-    "calibration: key rows is missing": ("calibration", {"source": "x"}),
-    "source must be a text": ("calibration", {"source": 3, "rows": 1}),
-    'bands: 90 must be as "90": ': ("calibration", FITTED | {"bands": {"90": [1.2, 0.9]}}),
-    'bands: ² must be as "90": ': ("calibration", FITTED | {"bands": {"²": [0.9, 1.2]}}),
-    "parameters: host.launch: value must be a number": (
-        "calibration",
-        FITTED | {"parameters": {"host.launch": {"value": "1"}}},
-    ),
-    **{
-        rf"regime and errors, as \[0, 0, 16, -1.5\], got {text}": (
-            "calibration",
-            FITTED | {"evidence": rows},
-        )
-        for text, rows in {
-            r"\[0, 0, 1, 16, 1.6\]": [[0, 0, 1, 16, 1.6]],  # 1 is no number of bits
-            r"\[0, 0, 16\]": [[0, 0, 16]],
-            r"\[0, 0, 16, 'x'\]": [[0, 0, 16, "x"]],
-            "None": 5,
-        }.items()
-    },
-}
-
-
-@pytest.mark.parametrize("message", BAD)
-def test_mistakes_are_named(tmp_path, message):
-    section, content = BAD[message]
-    with pytest.raises(ValueError, match=message):
-        read(tmp_path, **{section: content})

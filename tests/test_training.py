@@ -1,8 +1,5 @@
 """Randomized PipeDream and its bound: against plain NumPy loops, grids and hand calculations."""
 
-import inspect
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -103,9 +100,8 @@ def test_against_plain_numpy(quadratic, arguments, delays):
 
 
 def test_draws_are_uniform_and_of_their_own():
-    many = jax.jit(jax.vmap(lambda k: pt.draw(0, k, num_stages=4, num_batches=5, delays=7)))(
-        jnp.arange(8000)
-    )
+    draw = jax.vmap(lambda k: pt.draw(0, k, num_stages=4, num_batches=5, delays=7))
+    many = jax.jit(draw)(jnp.arange(8000))
     age = np.arange(8000)[:, None] - np.asarray(many.read)
     assert age[:8].max(axis=1).tolist() <= list(range(8))
     for values, count in [(many.stage, 4), (many.batch, 5), *((age[7:, s], 8) for s in range(4))]:
@@ -146,13 +142,10 @@ def test_sweeps_are_single_runs():
         lambda *leaves: jnp.stack(leaves), *(OBJECTIVES["random"](seed) for seed in range(2))
     )
     options = {"updates": UPDATES, "interval": EVERY, "norms": True}
-    runs = pt.sweep_randomized_pipedream(
-        stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=[0, 7], **options
-    )
+    grid = {"step_sizes": [0.05, 0.1], "seeds": [8, 9], **options}
+    runs = pt.sweep_randomized_pipedream(stacked, delta=[0, 7], **grid)
     assert runs.gap.shape == (2, 2, 2, 4)
-    entry = pt.sweep_randomized_pipedream(
-        stacked, step_sizes=[0.05, 0.1], seeds=[8, 9], delta=7, **options
-    )
+    entry = pt.sweep_randomized_pipedream(stacked, delta=7, **grid)
     fields = ("gap", "blocks", "largest_squared_gradient", "mean_squared_gradient")
     for step, step_size in enumerate([0.05, 0.1]):
         for place, seed in enumerate([8, 9]):
@@ -270,61 +263,16 @@ def test_terms_by_hand_and_the_law():
 
 
 # mistakes
-
-RUN = {"step_size": 0.1, "seed": 0, "updates": 4}
-SWEEP = {"step_sizes": [0.1], "seeds": [0], "updates": 4}
 THEORY = {"stages": 2, "updates": 9, "delta": 1}
 THEORY |= dict.fromkeys(("smoothness", "gradient_bound", "gap"), 1.0)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"step_size": 0.0}, "step_size must be a finite number above 0, got 0.0"),
-        ({"noise": -0.1}, "noise must be a finite number of at least 0, got -0.1"),
-        ({"batches": "epochs"}, "batches must be one of drawn, cyclic, got 'epochs'"),
-        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
-        ({"seed": 2**32}, "each of seeds must be at most 4294967295, got 4294967296"),
-        ({"updates": 0}, "updates must be a whole number of at least 1, got 0"),
-        ({"interval": 0}, "interval must be a whole number of at least 1, got 0"),
-        ({"interval": 3}, "updates must be a multiple of interval 3, got 4"),
-        ({"delta": -1}, "delta must be a whole number of at least 0, got -1"),
-        ({"delta": 65536}, "delta must be at most 65535, got 65536"),
-        ({"delta": 1, "delays": np.zeros((1, S), int)}, "delta must be left out where delays are"),
-        ({"delays": np.zeros(S, int)}, r"must have shape \(samples, 3\) or \(3, samples, 3\)"),
-        ({"delays": np.zeros((2, 4, S), int)}, r"got \(2, 4, 3\)"),
-        ({"delays": np.full((1, S), -1)}, "numbers from 0 to 65535, got int64 from -1 to -1"),
-        ({"delays": np.zeros((1, S))}, "delays must be whole numbers from 0 to 65535, got float64"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_mistakes_of_a_run(quadratic, change, message):
-    with pytest.raises(ValueError, match=message):
-        pt.randomized_pipedream(quadratic, **{**RUN, **change})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"step_sizes": [0.1, -1.0]}, r"step_sizes must be one or more .* above 0, got \[0.1, -1"),
-        ({"seeds": []}, "seeds must be as many as objectives .* got 0 seeds"),
-        ({"seeds": [0, 0.5]}, "each of seeds must be a whole number of at least 0, got 0.5"),
-        ({"delta": []}, r"delta must be one or more whole numbers, got \[\]"),
-        ({"delta": [3, -3]}, "delta must be a whole number of at least 0, got -3"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_mistakes_of_a_sweep(quadratic, change, message):
-    with pytest.raises(ValueError, match=message):
-        pt.sweep_randomized_pipedream(quadratic, **{**SWEEP, **change})
 
 
 def test_mistakes_with_stacked_objectives(quadratic):
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), quadratic)
     with pytest.raises(ValueError, match=r"got 3 seeds, and stacked \(2,\)"):
-        pt.sweep_randomized_pipedream(stacked, **{**SWEEP, "seeds": [0, 1, 2]})
+        pt.sweep_randomized_pipedream(stacked, step_sizes=[0.1], seeds=[0, 1, 2], updates=4)
     with pytest.raises(ValueError, match="objective must be a single one, got 2 stacked"):
-        pt.randomized_pipedream(stacked, **RUN)
+        pt.randomized_pipedream(stacked, step_size=0.1, seed=0, updates=4)
     with pytest.raises(ValueError, match="must be one Quadratic or Logistic, got Quadratic"):
         pt.smoothness(stacked)
     with pytest.raises(ValueError, match="must be one Quadratic or Logistic, got LanguageModel"):
@@ -338,10 +286,6 @@ def test_mistakes_of_the_bound(name, value):
     for function, more in ((pt.convergence_bound, {"step_size": 0.1}), (pt.best_step_size, {})):
         with pytest.raises(ValueError, match=f"{name} must be finite and .*, got {value}"):
             function(**{**THEORY, **more, name: np.float64(value).item()})
-    with pytest.raises(ValueError, match=r"step_size must be finite and above 0, got 0\.0"):
-        pt.convergence_bound(**THEORY, step_size=0.0)
-    with pytest.raises(ValueError, match="stages must be a whole number of at least 1, got 0"):
-        pt.pipedream_delay(0)
 
 
 # Summaries of runs
@@ -364,10 +308,6 @@ def test_rules_choose_a_step_size():
     assert pt.choose_step_size(curves[:1]) is None
     curves[2, 2] = 2.1
     assert pt.choose_step_size(curves, "stable", sizes) == 3
-    with pytest.raises(ValueError, match="rule must be one of final, mean, stable, got 'best'"):
-        pt.choose_step_size(curves, "best")
-    with pytest.raises(ValueError, match="rule stable needs 5 step_sizes, got None"):
-        pt.choose_step_size(curves, "stable")
 
 
 def test_summary_is_over_the_seeds():
@@ -526,14 +466,13 @@ def test_noise_spares_the_padding():
 
 def test_nesterovs_quadratic_as_it_was_run():
     options = {"dimension": 6, "condition_number": 401.0, "num_batches": 5, "batch_size": 4}
-    objective = pt.nesterov_quadratic(
-        S, strong_convexity=0.01, minimiser="normal", seed=0, **options
-    )
+    options |= {"strong_convexity": 0.01, "minimiser": "normal"}
+    objective = pt.nesterov_quadratic(S, seed=0, **options)
     nearby = np.eye(6, k=1) + np.eye(6, k=-1)
     np.testing.assert_allclose(gram(objective), 2.01 * np.eye(6) - nearby, atol=1e-12)
     x, y = rows(objective)
     optimum = np.linalg.lstsq(x, y, rcond=None)[0]
-    other = pt.nesterov_quadratic(S, strong_convexity=0.01, minimiser="normal", seed=1, **options)
+    other = pt.nesterov_quadratic(S, seed=1, **options)
     assert not np.allclose(optimum, np.linalg.lstsq(*rows(other), rcond=None)[0])
     assert 0.1 < np.mean(optimum**2) < 10
 
@@ -544,9 +483,8 @@ def test_features_say_how_many_stages_and_batches_there_are(make):
     more = {"l2": objective.l2} if isinstance(objective, pt.Logistic) else {}
     changed = type(objective)(objective.features, objective.targets, objective.minimum, **more)
     assert (changed.num_stages, changed.num_batches) == (3, 5)
-    options = type(objective)(
-        objective.features, objective.targets, objective.minimum, 3, 5, **more
-    )
+    leaves = objective.features, objective.targets, objective.minimum
+    options = type(objective)(*leaves, 3, 5, **more)
     assert len({*map(jax.tree.structure, (changed, options, objective))}) == 1
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), changed, objective)
     assert (stacked.num_stages, stacked.num_batches) == (3, 5)
@@ -559,36 +497,16 @@ def test_seeds_decide():
     assert not jnp.array_equal(first.features, other.features)
 
 
-COUNT = "a whole number of at least 1"
-WRONG = [  # argument, value and what it must be, or the whole message
-    (pt.random_quadratic, "dimension", 7, "a multiple of num_stages 3"),
-    (pt.random_quadratic, "dimension", 0, COUNT),
-    (pt.random_quadratic, "num_batches", 1.5, COUNT),
-    (pt.random_logistic, "batch_size", 0, COUNT),
-    (pt.random_logistic, "seed", -1, "a whole number of at least 0"),
-    (pt.random_logistic, "l2", 0.0, "a finite number above 0"),
-    (pt.nesterov_quadratic, "condition_number", 1.0, "a finite number above 1"),
-    (pt.nesterov_quadratic, "strong_convexity", 0.0, "a finite number above 0"),
-    (pt.nesterov_quadratic, "minimiser", "zero", "one of solved, normal"),
-    (
-        pt.nesterov_quadratic,
-        "num_batches",
-        1,
-        "num_batches * batch_size must be at least the dimension 6, got 4",
-    ),
-    (pt.spectral_quadratic, "spectrum", [1.0, 0.0, 1.0], "finite numbers above 0"),
-    (pt.spectral_quadratic, "spectrum", [1.0, 1.0], "dimension must be a multiple of num_stages 3"),
-    (language_model, "num_stages", 2, "at least 3"),
-    (language_model, "heads", 3, "width must be a multiple of heads 3, got 16"),
-    (language_model, "text", "too short", "text must have more than 160 characters, got 9"),
-]
-
-
-@pytest.mark.parametrize(("make", "name", "value", "rule"), WRONG)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_stages": 2}, "num_stages must be at least 3, got 2"),
+        ({"heads": 3}, "width must be a multiple of heads 3, got 16"),
+        ({"text": "too short"}, "text must have more than 160 characters, got 9"),
+    ],
+)
 @pytest.mark.usefixtures("unchecked")
-def test_mistakes_of_objectives(make, name, value, rule):
-    takes = inspect.signature(make).parameters
-    options = {"num_stages": S, **SIZES, "seed": 0, "condition_number": 5.0, name: value}
-    message = rule if " must " in rule else f"{name} must be {rule}, got {value!r}"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make(**{name: value for name, value in options.items() if name in takes})
+def test_mistakes_of_a_language_model(change, message):
+    options = {"num_stages": S, "num_batches": 5, "batch_size": 4, "seed": 0}
+    with pytest.raises(ValueError, match=message):
+        language_model(**options | change)

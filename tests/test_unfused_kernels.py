@@ -181,11 +181,6 @@ def test_what_is_recomputed_is_whole_with_its_unfused_tensors():
     assert needs[0] - needs[1] == pytest.approx(2 * 8192 * (14336 + 4096))  # of one layer
 
 
-def test_an_unknown_kernel_is_refused():
-    with pytest.raises(ValueError, match="unfused must be one of activation, attention, gather"):
-        dataclasses.replace(LLAMA, unfused="swiglu")
-
-
 # Memory of measured runs: what was allocated on the fullest accelerator, nothing fitted
 
 WIDE = {"gradient_bytes": 4}

@@ -180,9 +180,8 @@ def test_parts_of_layers_are_recomputed_in_w_too(recompute):
         np.array([getattr(cost, field) for cost in costs])
         for field in ("input_grad", "weight_grad")
     )
-    np.testing.assert_allclose(
-        weight_grads[2] - weight_grads[1], input_grads[1] - input_grads[0], rtol=1e-3
-    )
+    grows, shrinks = weight_grads[2] - weight_grads[1], input_grads[1] - input_grads[0]
+    np.testing.assert_allclose(grows, shrinks, rtol=1e-3)
     assert input_grads[2].tolist() == input_grads[1].tolist()
     assert weight_grads[1].tolist() == weight_grads[0].tolist()
     memory = stage_bytes(twice, table)
@@ -204,7 +203,7 @@ def test_recomputing_again_concerns_split_backwards_with_recomputation(schedule,
     assert is_equal == (schedule != "zb-h1" or recompute == "none")
 
 
-def test_recompute_again_at_the_command_line(answer, mistake):
+def test_recompute_again_at_the_command_line(answer):
     run = ["evaluate", "-s", "zb-h1", "-P", 4, "-M", 16, "-m", "llama3-8b", "-y", "h100"]
     run += ["--minibatch", 16]
     full = ["--recompute", "full", "--recompute-cells"]
@@ -213,8 +212,6 @@ def test_recompute_again_at_the_command_line(answer, mistake):
     longer = np.subtract(again["busy"], once["busy"])
     np.testing.assert_allclose(longer, 16 * np.asarray(costs.recompute), rtol=1e-3)
     assert sum(again["breakdown"].values()) == pytest.approx(again["step_time"])
-    message = mistake(*run, "--recompute-again")
-    assert "--recompute-again has no effect: no R in zb-h1" in message
 
 
 # ------------------------------------------------------------------------------------------ forms
@@ -223,18 +220,6 @@ def test_forms_are_one_mechanism():
     assert pj.Workload(LLAMA, 16, recompute="full", recompute_layers=7) == block
     assert pj.Workload(LLAMA, 16, recompute="uniform:1").recompute == "full"
     assert dataclasses.replace(block, recompute="none") == pj.Workload(LLAMA, 16)
-
-
-@pytest.mark.parametrize("text", ["block:0", "uniform:x", "block:", "uniform:-1", "block:1.5"])
-def test_a_form_without_a_number_is_refused(text):
-    with pytest.raises(ValueError, match=r"recompute must be (block|uniform):N, N from 1 to"):
-        pj.Workload(LLAMA, 16, recompute=text)
-
-
-def test_an_unknown_form_names_the_forms(mistake):
-    run = ["-s", "1f1b", "-P", 4, "-M", 16, "-m", "llama3-8b", "-y", "h100", "--minibatch", 16]
-    message = mistake("evaluate", *run, "--recompute", "blocks:2")
-    assert "block:N (N layers of a stage), uniform:N (a checkpoint every N layers)" in message
 
 
 def test_time_of_a_block_lies_between_none_and_full():
@@ -251,7 +236,7 @@ def test_time_of_a_block_lies_between_none_and_full():
             busy(recompute)
 
 
-def test_a_plan_leaves_out_layouts_whose_stages_have_fewer_layers(answer, mistake):
+def test_a_plan_leaves_out_layouts_whose_stages_have_fewer_layers(answer):
     # 32 layers: a stage of one worker has 32, of two 16
     request = ["plan", "-m", "llama3-8b", "-y", "b300", "--gpus", 2, "--minibatch", 8, "-S", "1f1b"]
     request += ["--runners-up", 99]
@@ -259,7 +244,6 @@ def test_a_plan_leaves_out_layouts_whose_stages_have_fewer_layers(answer, mistak
         result = answer(*request, "--recompute", recompute)
         layouts = [plan["layout"] for plan in (result["best"], *result["runners_up"])]
         assert {layout["pipeline"] for layout in layouts} == pipelines
-    assert "no stage has more than 32 layers" in mistake(*request, "--recompute", "block:33")
 
 
 FLAGS = {
@@ -272,9 +256,8 @@ FLAGS = {
 @pytest.mark.parametrize("recompute", FLAGS)
 def test_launchers_are_told_the_form(recompute):
     workload = pj.Workload(LLAMA, 16, recompute=recompute)
-    launches = {
-        launch.launcher: launch for launch in pj.costing.launches(workload, build("1f1b", 4, 16))
-    }
+    lines = pj.costing.launches(workload, build("1f1b", 4, 16))
+    launches = {launch.launcher: launch for launch in lines}
     assert launches["Megatron-LM"].options.items() >= FLAGS[recompute].items()
     deepspeed = launches["DeepSpeed"]
     if recompute == "block:7":
@@ -301,12 +284,6 @@ def test_a_plan_needs_what_evaluate_does():
         workload = pj.Workload(LLAMA, 16, recompute=layout["recompute"], zero=layout["zero"])
         need = pj.memory_bytes(workload, build(layout["schedule"], 4, 16)).max()
         assert needed == pytest.approx(need, rel=1e-9)
-
-
-def test_optimize_refuses_what_it_does_not_search(mistake):
-    run = ["optimize", "-s", "zb-h1", "-P", 4, "-M", 8, "-m", "llama3-8b", "-y", "h100"]
-    run += ["--minibatch", 8, "--recompute", "full", "--memory-limit", "80GB"]
-    assert "does not search a backward that recomputes what W needs" in mistake(*run)
 
 
 def test_a_certificate_says_what_backwards_recompute(call, tmp_path):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +26,9 @@ from pipejax.costs.model.workload_fields import MODULES, RECOMPUTE
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_bytes, stage_work
 from pipejax.costs.system.parts import with_flags_as_numbers
-from pipejax.costs.system.system import data_file, roofline_time, system_names
+from pipejax.costs.system.system import roofline_time, system_names
 from pipejax.schedules.table.held_activations import peak_in_flight, static_bytes
 
-SYSTEM = json.loads(data_file("hardware", "h100", "system").read_text())
 TABLE = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
 
 
@@ -47,42 +45,6 @@ def test_grid_of_systems_scales_by_ten():
     assert fast.peak_flops == pytest.approx(mid.peak_flops / 10)
     assert mid.network.bandwidth == 50e9
     assert mid.network.latency == pytest.approx(500e-9)
-
-
-def edited(base, path, section, changes, removed=()):
-    content = json.loads(json.dumps(base))
-    part = content[section] if section else content
-    part.update(changes)
-    for key in removed:
-        del part[key]
-    path.write_text(json.dumps(content))
-    return path
-
-
-BAD_SYSTEMS = {  # message: section, its changes, and keys that are removed
-    "unknown key": ("network", {"bandwidth_furlong": 50}, ["bandwidth_GB_per_s"]),
-    "bandwidth has bandwidth_GB_per_s and": ("network", {"bandwidth_TB_per_s": 1}),
-    "memory: capacity is missing: add capacity_MB or": ("memory", {}, ["capacity_GB"]),
-    "capacity_GB must be a number above 0": ("memory", {"capacity_GB": -1}),
-    "peak_TFLOP_per_s must be a number above 0": ("compute", {"peak_TFLOP_per_s": 0}),
-    "efficiency must be a number above 0 and at most 1, got 0": ("network", {"efficiency": 0}),
-    "efficiency must be a number above 0 .* got 7": ("network", {"efficiency": 7}),
-    "unknown key 'latency_GB': expected latency_ns, latency_us": ("network", {"latency_GB": 1}),
-    "unknown key 'efficiency_s'": ("compute", {"efficiency_s": 1}),
-    "ascend": ("compute", {"efficiency": [{"from_GFLOP": 1, "share": 1}]}),
-    "source must be a text": (None, {"source": None}),
-    "gpus must be a whole number": ("node", {"gpus": 1.5}),
-    "node: bandwidth is missing: add bandwidth_GB_per_s or": (None, {}, ["node"]),
-    "node must be an object": (None, {"node": 3}),
-}
-
-
-@pytest.mark.parametrize("message", BAD_SYSTEMS)
-def test_bad_systems_are_refused(message, tmp_path):
-    section, changes, *removed = BAD_SYSTEMS[message]
-    path = edited(SYSTEM, tmp_path / "mine.json", section, changes, *removed)
-    with pytest.raises(ValueError, match=message):
-        pj.load_system(path)
 
 
 def test_roofline_takes_the_slower_side():
@@ -212,9 +174,6 @@ def test_layers_are_assigned_whole():
         assert layers[0] == layers.min() == layers[-1]
     asymmetric = pj.schedules.build("chimera-asymmetric", num_workers=4, num_microbatches=2)
     assert stage_layers(pj.load_model("tabular-128l"), asymmetric).tolist() == [21, 21, 43, 43]
-    table = pj.schedules.build("1f1b", num_workers=60, num_microbatches=2)
-    with pytest.raises(ValueError, match="gpt-22b has 48 layers, too few for 60 stages"):
-        stage_layers(pj.load_model("gpt-22b"), table)
 
 
 def test_stage_costs_by_hand():
@@ -333,10 +292,8 @@ def test_selective_recomputes_core_attention_whatever_its_kernel(model, width, l
     again = layer_flop(model, 1, recompute="selective").input_grad
     products = 2 * model.sequence**2 * width  # of queries and keys, and of scores and values
     assert again - layer_flop(model, 1).input_grad == products
-    table, system = (
-        pj.schedules.build("zb-h1", num_workers=4, num_microbatches=8),
-        pj.load_system("h100"),
-    )
+    table = pj.schedules.build("zb-h1", num_workers=4, num_microbatches=8)
+    system = pj.load_system("h100")
     costs, sizes = {}, {}
     for recompute in ("none", "selective", "core_attn"):
         workload = pj.Workload(model, minibatch=8, recompute=recompute, **layout)
@@ -377,36 +334,6 @@ def test_sequence_parallelism_splits_what_it_says():
     assert np.all(activations[1] < activations[0])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"minibatch": 0}, "minibatch must be a whole number of at least 1, got 0"),
-        ({"minibatch": 10**21}, "minibatch must be at most 1000000000, got 1000000000000000000000"),
-        ({"minibatch": 8, "tensor_parallel": -1}, "tensor_parallel must be"),
-        ({"minibatch": 8, "data_parallel": 1.5}, "data_parallel must be"),
-        ({"minibatch": 8, "recompute": "half"}, "unknown recompute 'half': known are none"),
-        *(
-            ({"minibatch": 8, "data_parallel": 8, **fields}, message)
-            for fields, message in (
-                ({"expert_parallel": 2}, "expert_parallel 2: gpt-22b has no experts"),
-                ({"expert_tensor_parallel": 4}, "expert_tensor_parallel 4: gpt-22b has no experts"),
-                ({"expert_overlap": 0.5}, "expert_overlap 0.5: gpt-22b has no experts"),
-                ({"dispatcher": "per-node"}, "dispatcher per-node: gpt-22b has no experts"),
-            )
-        ),
-        *(
-            ({"minibatch": 8, "recompute": recompute, "recompute_layers": 2}, message)
-            for recompute in ("none", "selective", "block:3", "uniform:2", "mlp")
-            for message in [f"recompute_layers 2 needs recompute 'full', got '{recompute}'"]
-        ),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_bad_workloads_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        pj.Workload(pj.load_model("gpt-22b"), **arguments)
-
-
 LACKING = {  # parts of layers that a model lacks, by its architecture
     "llama3-8b": {"mla_up_proj", "moe", "moe_act", "shared_experts"},
     "gpt-22b": {"mla_up_proj", "moe", "moe_act", "shared_experts"},
@@ -437,15 +364,9 @@ def test_degrees_of_one_go_with_models_without_experts():
     assert mixtral.expert_parallel == 2
 
 
-def test_microbatches_divide_the_minibatch():
-    workload = pj.Workload(pj.load_model("gpt-22b"), minibatch=12)
-    with pytest.raises(
-        ValueError,
-        match="8 microbatches do not divide a minibatch of 12: legal are 1, 2, 3, 4, 6, 12",
-    ):
-        pj.stage_costs(workload, pj.load_system("h100"), TABLE)
+def test_flop_of_an_unknown_recomputation_are_refused():
     with pytest.raises(ValueError, match="unknown recompute 'some'"):
-        layer_flop(workload.model, 1, "some")
+        layer_flop(pj.load_model("gpt-22b"), 1, "some")
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
@@ -455,37 +376,6 @@ def test_numbers_of_numpy_are_numbers(kind):
     assert workload == pj.Workload(
         *(pj.load_model("gpt-22b"), 8), zero=1, overlap=0.5, weight_share=0.25, stragglers={0: 2.0}
     )
-    for wrong in (np.bool_(True), kind(np.inf), kind(-1)):
-        with pytest.raises(ValueError, match="overlap must be a number from 0 to 1"):
-            pj.Workload(pj.load_model("gpt-22b"), 8, overlap=wrong)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"hidden": 0}, "hidden must be a number of at least 1, got 0"),
-        ({"heads": -32}, "heads must be a number of at least 1, got -32"),
-        ({"kv_heads": 3}, r"kv_heads must divide heads \(64\), got 3"),
-        ({"sequence": 0}, "sequence must be a number of at least 1, got 0"),
-        ({"vocabulary": -1}, "vocabulary must be a number of at least 0, got -1"),
-        ({"layers": 47.5}, "layers must be whole, got 47.5"),
-        ({"mtp_layers": float("nan")}, "mtp_layers must be a number of at least 0, got nan"),
-        ({"hidden": "6144"}, "hidden must be a number of at least 1, got '6144'"),
-        ({"window": -5, "windowed_layers": 4}, "window must be a number of at least 1, got -5"),
-        ({"window": True, "windowed_layers": 4}, "window must be a number of at least 1, got True"),
-        ({"window": "8"}, "window must be a number of at least 1, got '8'"),
-        ({"head_width": -16}, "head_width must be a number of at least 1, got -16"),
-        ({"gradient_bytes": -1}, "gradient_bytes must be a number of at least 0, got -1"),
-        ({"optimizer_bytes": -1}, "optimizer_bytes must be a number of at least 0, got -1"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_sizes_of_a_model_from_python_are_checked_as_those_of_a_file(sizes, message):
-    workload = pj.Workload(dataclasses.replace(pj.load_model("gpt-22b"), **sizes), 8)
-    with pytest.raises(ValueError, match=f"^model:? {message}"):
-        pj.stage_costs(workload, pj.load_system("h100"), TABLE)
-    with pytest.raises(ValueError, match=f"^model:? {message}"):
-        pj.memory_bytes(workload, TABLE)
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), True, "2"])
