@@ -74,68 +74,17 @@ def test_a_log_gives_rows_that_validate_reads(tmp_path, answer, monkeypatch):
     assert (rows.recompute[0], rows.precision[0]) == ("selective", "bf16")
 
 
-OUT, NONE = "left out", {"recompute_granularity": None}
-OLD = NONE | {"checkpoint_activations": True}
-ALL, FULL = {"recompute_granularity": "full"}, {"recompute": "full"}
 PLAIN = dict.fromkeys(
     ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
 )
-BLOCK, TWO = {"method": "block", "num_layers": 2}, {"recompute": "block:2"}
-FIRST, LAST = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
-OFFLOAD = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}
-LAYOUT, STAGES = "pipeline_layout", {"stages_per_worker": 2}
-CHANGES = [  # arguments, and what they make of a row
-    (ALL, FULL),
-    ({"recompute_modules": "['mlp', 'core_attn']"}, {"recompute": "mlp+core_attn"}),
-    ({"fp8": "hybrid", "fp8_recipe": "delayed"}, {"precision": "fp8"}),
-    ({"fp8": "e4m3", "fp8_recipe": "mxfp8"}, {"precision": "mxfp8"}),
-    ({"use_megatron_fsdp": True}, {"zero": 3}),
-    (PLAIN, {"stages_per_worker": 1}),
-    ({"virtual_pipeline_model_parallel_size": None}, STAGES),
-    # of 2020 and 2021: checkpoints every so many layers, of all layers or of the first of a stage
-    ({**OLD, "checkpoint_num_layers": 1}, FULL),
-    ({**OLD, "checkpoint_num_layers": 3}, {"recompute": "uniform:3"}),
-    (NONE | {f"activations_checkpoint_{key}": v for key, v in BLOCK.items()}, TWO),
-    (ALL | {f"recompute_{key}": v for key, v in BLOCK.items()}, TWO),
-    (ALL | {"recompute_method": "uniform", "recompute_num_layers": 4}, {"recompute": "uniform:4"}),
-    (ALL | {"recompute_method": "uniform"}, FULL),
-    ({**NONE, "recompute_activations": True}, {"recompute": "selective"}),
-    ({"tensor_model_parallel_size": OUT, "model_parallel_size": 2}, {"tensor": 2}),
-    # of Megatron-DeepSpeed
-    ({"zero_stage": "2.0"}, {"zero": 2}),
-    ({"zero_stage": "2.0", "deepspeed": False, "use_distributed_optimizer": False}, {"zero": 0}),
-    ({"expert_model_parallel_size": OUT, "moe_expert_parallel_size": 4}, {"expert": 4}),
-    ({"num_experts": "[8]", "enable_expert_tensor_parallelism": False}, {"expert_tensor": 1}),
-    ({"num_experts": 8, "expert_tensor_parallel_size": 1}, {"expert_tensor": 1}),
-    ({"num_experts": 8, "expert_tensor_parallel_size": 2}, {"expert_tensor": 2}),
-    ({"enable_zbh1_pipeline": True}, {"schedule": "zb-h1"}),
-    ({"context_parallel_size": OUT, "ds_sequence_parallel_size": 2}, {"context": 2}),
-    # 32 layers on 4 workers of 1 stage: 8 - 6 - 9 - 9; 5 last leave 27, 9 each
-    (PLAIN | {LAST: 5}, {LAYOUT: "Et*9|t*9|t*9|t*5L"}),
-    # 6 first and 8 last leave 18 for two workers
-    (
-        PLAIN | {"num_layers_in_first_pipeline_stage": 6, LAST: 8},
-        {LAYOUT: "Et*6|t*9|t*9|t*8L"},
-    ),
-    # 2 stages each: 8 first leave 24, 8 a worker, so 4 a stage
-    ({FIRST: 8}, STAGES | {LAYOUT: "Et*4|(t*4|)*6t*4L"}),
-    # an MTP layer lies on the last stage, before the head
-    (PLAIN | {FIRST: 5, "mtp_num_layers": 1}, {LAYOUT: "Et*5|t*9|t*9|t*9mL"}),
-    (
-        {"pipeline_model_parallel_layout": "Et*4|(t*4|)*6t*4L"},
-        STAGES | {LAYOUT: "Et*4|(t*4|)*6t*4L"},
-    ),
-    ({"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads"}, {"zero": 2}),
-    (OFFLOAD, {"optimizer_offload": 0.5}),
-    ({"num_experts": 8, "moe_token_dispatcher_type": "flex"}, {"dispatcher": "per-node"}),
-    ({"account_for_loss_in_pipeline_split": True}, {"loss_units": 1}),
-]
+CHANGES = json.loads((FILE.parent / "megatron_log_columns.json").read_text())
 
 
-@pytest.mark.parametrize(("changes", "columns"), CHANGES)
-def test_arguments_become_columns(changes, columns, tmp_path):
-    (row,), _ = MegatronLog.read(log(tmp_path / "train.log", **changes)).rows("llama3-8b")
-    assert {name: row[name] for name in columns} == columns
+@pytest.mark.parametrize("change", CHANGES)
+def test_arguments_become_columns(change, tmp_path):
+    path = log(tmp_path / "train.log", **change["arguments"])
+    (row,), _ = MegatronLog.read(path).rows("llama3-8b")
+    assert {name: row[name] for name in change["columns"]} == change["columns"]
     # Megatron also prints how tokens travel for models without experts
     (row,), _ = MegatronLog.read(log(tmp_path / "b.log", moe_enable_deepep=True)).rows("llama3-8b")
     assert "dispatcher" not in row
@@ -293,7 +242,9 @@ WRONG = {
     "tensor_model_parallel_size is not among": {"tensor_model_parallel_size": "left out"},
     "micro_batch_size must be a whole number": {"micro_batch_size": "x"},
     f"{PATH} x.json: a row cannot": {PATH: "x.json"},
-    "7 first and 0 last layers leave 25, which must divide over 3 workers": {FIRST: 7},
+    "7 first and 0 last layers leave 25, which must divide over 3 workers": {
+        "decoder_first_pipeline_num_layers": 7
+    },
     "bf16 and fp16 are False": {"bf16": False, "fp16": False},
     "its 3 stages must be a multiple of 4 workers": {"pipeline_model_parallel_layout": "Et|t|tL"},
     "it holds no arguments, as `num_layers": {"num_layers": "left out"},

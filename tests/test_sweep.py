@@ -132,9 +132,8 @@ def test_points_of_every_axis_are_evaluations(case, answer, tmp_path):
     axes = {name: values for name, values in grid.items() if isinstance(values, list)}
     for values in itertools.product(*axes.values()):
         point = dict(zip(axes, values, strict=True))
-        options = [
-            (f"--{name.replace('_', '-')}", x) for name, x in (grid | point).items() if x != ""
-        ]
+        values = {name: value for name, value in (grid | point).items() if value != ""}
+        options = [(f"--{name.replace('_', '-')}", value) for name, value in values.items()]
         words = [word for option in options for word in option]
         result, at = answer("evaluate", *words), data.sel(point).squeeze()
         assert float(at.step_time) == pytest.approx(result["step_time"], rel=1e-12)
@@ -156,87 +155,21 @@ def test_updates_on_the_host_are_evaluations(tmp_path):
         assert data.memory_bytes.values[k] == pj.memory_bytes(workload, table).max()
 
 
-EXPERTS = {"models": ["gpt-22b", "mixtral-8x7b"]}
-PEAK = "no peak is known for precision 'nvfp4'"
-PEAKS = {"precision": ["bf16", "nvfp4"], "systems": ["h100", "b200"]}
-ILLEGAL = [  # axes, which of their points in the order of the dataset, and why
-    (
-        {"models": ["llama3-8b", "mixtral-8x7b"], "expert_parallel": [1, 2]},
-        [False, True, False, False],
-        "expert_parallel 2: llama3-8b has no experts",
-    ),
-    (
-        {"tensor_parallel": 2, "expert_tensor_parallel": [0, 1, 2]},
-        [False, False, True],
-        "expert_tensor_parallel 2: gpt-22b has no experts",
-    ),
-    (
-        EXPERTS | {"dispatcher": ["all-to-all", "per-node"]},
-        [False, True, False, False],
-        "dispatcher per-node: gpt-22b has no experts",
-    ),
-    ({"stragglers": ["", "7=2"]}, [False, True], "factors: there is no worker 7"),
-    # those of a stack that a model cannot have are not its own
-    (EXPERTS | {"stack": "megatron-core-2026"}, [False] * 2, ""),
-    (
-        {"recompute": ["none", "full"], "recompute_layers": [0, 3]},
-        [False, False, True, False],  # the dataset has the layers first
-        "recompute_layers 3 needs recompute 'full', got 'none'",
-    ),
-    *(
-        (
-            {"models": model, "recompute": recompute},
-            [True, False],
-            f"{model} has no {missing}; known",
-        )
-        for model, recompute, missing in (
-            ("llama3-8b", ["mla_up_proj", "mlp"], "mla_up_proj"),
-            ("mixtral-8x7b", ["shared_experts", "moe"], "shared_experts"),
-            ("mixtral-8x7b", ["layernorm+mlp", "layernorm"], "mlp"),
-            ("gpt-22b", ["core_attn+moe_act", "core_attn"], "moe_act"),
-        )
-    ),
-    *(
-        (
-            {"models": model, f"{axis}_parallel": degrees, "data_parallel": 24},
-            [divided % degree > 0 for degree in degrees],
-            f"-way {axis} parallelism does not divide {divided} ",
-        )
-        for model, axis, degrees, divided in (  # the last: what the degree must divide
-            ("llama3-8b", "tensor", [1, 3, 4, 5], 32),
-            ("llama3-8b", "context", [2, 7, 3], 8192),
-            ("mixtral-8x7b", "expert", [8, 3, 6], 8),
-            ("gpt-22b", "tensor", [8, 6, 64, 48], 64),
-        )
-    ),
-    (
-        {"link": ["delay", "queued"], "shared_links": ["", "pairs"]},
-        [False, True, False, False],
-        "shared_links need the link model",
-    ),
-    # v-half is planned for each system
-    *(
-        (PEAKS | {"schedules": name}, [False, False, True, False], PEAK)
-        for name in ("1f1b", "v-half")
-    ),
-    (
-        {"optimizer_offload": [0.0, 0.5], "systems": ["mi300x", "h100"]},
-        [False, False, True, False],
-        "optimizer_offload must be 0 on a system, whose file does not say host: memory_bandwidth",
-    ),
-]
+# axes, which of their points are illegal in the order of the dataset, and the reason
+DATA = Path(__file__).parent / "data"
+ILLEGAL = json.loads((DATA / "illegal_settings.json").read_text())
 
 
-@pytest.mark.parametrize(("axes", "illegal", "reason"), ILLEGAL)
-def test_settings_that_the_command_line_refuses_are_illegal(axes, illegal, reason, tmp_path):
+@pytest.mark.parametrize("case", ILLEGAL, ids=lambda case: str(case["axes"]))
+def test_settings_that_the_command_line_refuses_are_illegal(case, tmp_path):
     grid = {"schedules": "1f1b", "workers": 2, "minibatch": 4, "microbatch_size": 1}
     grid |= {"models": "gpt-22b", "systems": "h100", "data_parallel": 4}
-    data = run_sweep(grid | axes, tmp_path / "x.zarr").load()
-    assert [*(data.status.values.ravel() == STATUS.index("illegal"))] == illegal
+    data = run_sweep(grid | case["axes"], tmp_path / "x.zarr").load()
+    assert [*(data.status.values.ravel() == STATUS.index("illegal"))] == case["illegal"]
     assert (data.step_time.isnull() == (data.status == STATUS.index("illegal"))).all()
-    reasons = read_results(tmp_path / "x.zarr").frame(np.arange(len(illegal))).reason.tolist()
-    assert [reason in text for text in reasons if text] == [True] * sum(illegal)
-    assert [text != "" for text in reasons] == illegal
+    reasons = read_results(tmp_path / "x.zarr").frame(np.arange(data.status.size)).reason.tolist()
+    assert all(case["reason"] in text for text in reasons if text)
+    assert [text != "" for text in reasons] == case["illegal"]
 
 
 def make_system(at):
@@ -251,23 +184,19 @@ def test_illegal_points_say_why(data):
     assert str(reasons.sel(schedule="gpipe", microbatch_size=3).values) == (
         "microbatch size 3 does not divide a minibatch of 8"
     )
-    assert "even number of microbatches" in str(
-        reasons.sel(schedule="chimera", microbatch_size=8).values
-    )
+    odd = reasons.sel(schedule="chimera", microbatch_size=8)
+    assert "even number of microbatches" in str(odd.values)
     illegal = data.status == STATUS.index("illegal")
     assert (illegal == data.step_time.isnull()).all()
     assert (illegal == (data.bound_by == -1)).all()
-    assert (
-        illegal.any([d for d in illegal.dims if d not in data.reason.dims]) == (data.reason != "")
-    ).all()
+    others = [name for name in illegal.dims if name not in data.reason.dims]
+    assert (illegal.any(others) == (data.reason != "")).all()
     assert set(np.unique(data.status)) == {1, 2, 3}
 
 
 def test_what_is_wrong_and_not_illegal_ends_the_sweep_and_names_the_point(tmp_path, monkeypatch):
     grid = {**GRID, "schedules": ["1f1b", "pipe-offload"], "workers": [2, 8], "microbatch_size": 1}
-    point = (
-        "at schedule = pipe-offload, workers = 2, recompute = none: .* a system has no host_link"
-    )
+    point = "at schedule = pipe-offload, workers = 2, recompute = none: .* has no host_link"
     with pytest.raises(ValueError, match=point):
         run_sweep(read_sweep(grid), tmp_path / "offloads.zarr")
 
@@ -275,9 +204,8 @@ def test_what_is_wrong_and_not_illegal_ends_the_sweep_and_names_the_point(tmp_pa
         raise ValueError("a bug of ours")
 
     monkeypatch.setattr("pipejax.sweep.run.memory_bytes", broken)
-    with pytest.raises(
-        ValueError, match=r"at schedule = 1f1b, workers = 2, recompute = none: a bug of ours"
-    ):
+    point = "at schedule = 1f1b, workers = 2, recompute = none: a bug of ours"
+    with pytest.raises(ValueError, match=point):
         run_sweep(read_sweep(grid), tmp_path / "broken.zarr")
 
 
@@ -294,9 +222,8 @@ def test_an_output_may_use_numbers_of_the_systems(monkeypatch, tmp_path):
 def test_float32_is_close(tmp_path):
     grid = {**GRID, "workers": 3, "microbatch_size": [1, 5, 12]}
     grid |= {"outputs": ["bubble_ratio", "bound_by", "share"]}
-    exact, short = (
-        run_sweep({**grid, "dtype": d}, tmp_path / d).load() for d in ("float64", "float32")
-    )
+    types = "float64", "float32"
+    exact, short = (run_sweep({**grid, "dtype": d}, tmp_path / d).load() for d in types)
     np.testing.assert_allclose(short.share, exact.share, atol=1e-4)
     assert short.step_time.dtype == np.float32
     np.testing.assert_allclose(short.step_time, exact.step_time, rtol=1e-5)
@@ -317,50 +244,21 @@ def test_blocks_cover_the_grid_once():
     assert (seen == 1).all()
 
 
-WRONG = {
-    "node: unknown key 'cpus': known are": ("node.gpus", "node.cpus"),
-    "unknown key 'bandwidth_us'": ("bandwidth_GB_per_s", "bandwidth_us"),
-    "key 'bandwidth' has no unit: expected": ("bandwidth_GB_per_s", "bandwidth"),
-    "capacity_GB is empty": ("[200, 4000]", "[]"),
-    "workers must be a whole number of at least 1, got -2": ("workers = 2", "workers = -2"),
-    "capacity_GB must be a number above 0, got -1": ("[200, 4000]", "[-1]"),
-    "capacity_GB must be a number above 0, got 'a'": ("[200, 4000]", '["a"]'),
-    "capacity_GB must be a number above 0, got nan": ("[200, 4000]", "[nan]"),
-    "efficiency must be a number above 0 and at most 1, got 1.5": ("[0.5]", "[1.5]"),
-    "unknown schedule 'gpip': known are gpipe": ('"gpipe"', '"gpip"'),
-    "models: unknown model 'gpt-23b'": ('"gpt-22b"', '"gpt-23b"'),
-    "systems: unknown system 'h1'": ('"h100"', '"h1"'),
-    "unknown recompute 'half': known are none, selective, full": ('"full"', '"half"'),
-    "outputs must be one of bubble_ratio": ('"share"', '"shares"'),
-    "points must be a whole number of at least 1": ("points = 3", "points = 0"),
-    "points must be at most 1000000": ("points = 3", "points = 1_000_000_000"),
-    "system: node must be an object with the keys": ("node.gpus = [2, 8]", "node = 3"),
-    "workers must be at most 1000000000": ("workers = 2", "workers = 1" + "0" * 25),
-    "capacity_GB must be from 1e-15 to 1e+24 B, got 1e-300": ("[200, 4000]", "[1e-300]"),
-    "is not TOML": ("workers = 2", "workers = " + "[" * 5000 + "]" * 5000),
-    "schedules lists 'chimera' more than once": ('"gpipe"', '"chimera"'),
-    "systems lists 'h100' more than once": ('"slow_nw_mid_cp"', '"h100"'),
-    "gpus must be a whole number of at least 1, got True": ("[2, 8]", "[true]"),
-    "scale must be one of linear, log": ('"log"', '"cubic"'),
-    "one point cannot reach": ("points = 3", "points = 1"),
-    "workers is missing": ("workers = 2\n", ""),
-    "unknown key 'minibatch_size'": ("microbatch_size", "minibatch_size"),
-    "not TOML": ("workers = 2", "workers ="),
-}
+WRONG = json.loads((DATA / "sweep_mistakes.json").read_text())
+NESTED = "workers = " + "[" * 5000 + "]" * 5000
+WRONG += [{"old": "workers = 2", "new": NESTED, "says": "is not TOML"}]
 
 
-@pytest.mark.parametrize("message", WRONG)
-def test_wrong_files(message, declared, tmp_path, capsys):
-    old, new = WRONG[message]
-    assert old in TOML
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong["says"])
+def test_wrong_files(wrong, declared, tmp_path, capsys):
+    assert wrong["old"] in TOML
     path, out = tmp_path / "wrong.toml", tmp_path / "out.zarr"
-    path.write_text(TOML.replace(old, new, 1))
+    path.write_text(TOML.replace(wrong["old"], wrong["new"], 1))
     assert run(["sweep", "run", str(path), "--out", str(out), "--json"]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("error: ")
     assert re.fullmatch("error: .+\\n(hint: .+\\n)?", printed.err)
-    assert message in printed.err
+    assert wrong["says"] in printed.err
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -388,10 +286,8 @@ def test_system_axes_in_every_unit():
         },
         "system",
     )
-    assert [(axis.name, axis.unit) for axis in axes] == [
-        ("network.latency", "s"),
-        ("compute.peak", "FLOP/s"),
-    ]
+    units = [(axis.name, axis.unit) for axis in axes]
+    assert units == [("network.latency", "s"), ("compute.peak", "FLOP/s")]
     np.testing.assert_allclose(axes[0].values, [1e-6, 2e-6])
     np.testing.assert_allclose(axes[1].values, [1e15, 2e15])
 
@@ -594,10 +490,8 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_bytes(whole, grid_file, tm
 
 def test_one_process_writes_at_a_time(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "out.zarr")
-    with (
-        locked(tmp_path / "out.zarr", wait=False),
-        pytest.raises(BlockingIOError, match="another process"),
-    ):
+    refused = pytest.raises(BlockingIOError, match="another process")
+    with locked(tmp_path / "out.zarr", wait=False), refused:
         run_sweep(GRID, tmp_path / "out.zarr", resume=True)
 
 
@@ -649,10 +543,8 @@ def test_a_store_is_begun_anew_where_that_is_asked_for(tmp_path):
     (path / ".zattrs").write_text(json.dumps(attributes))
     (path / "old").mkdir()
     (path / "old" / "0").write_text("x")
-    with (
-        pytest.raises(FileExistsError, match="begin anew by --force"),
-        open_store(read_sweep(GRID), path),
-    ):
+    refused = pytest.raises(FileExistsError, match="begin anew by --force")
+    with refused, open_store(read_sweep(GRID), path):
         pass
     with open_store(read_sweep(GRID), path, replace=True) as store:
         assert not store.is_whole(get_block(read_sweep(GRID), 0))
