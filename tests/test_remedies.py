@@ -186,7 +186,7 @@ LAUNCHERS = ("Megatron-LM", "Megatron-Bridge", "torchtitan", "DeepSpeed")
 FEW = ("1f1b", "interleaved-1f1b", "gpipe", "zb-h1")  # the others take most of the time
 
 
-def job(launcher, rng, **fields):
+def job(launcher, **fields):
     """Return a healthy job: 1F1B with enough microbatches, 16 GB links, exchanges hidden."""
     values = {
         "minibatch": 32,
@@ -201,76 +201,53 @@ def job(launcher, rng, **fields):
     return pj.Scenario("1f1b", 4, 32, costs=costs)
 
 
-def uneven_stages(launcher, rng):
-    layers = [8, 8, 8, 8]
-    more, less = rng.choice(4, 2, replace=False)
-    layers[more] += 4
-    layers[less] -= 4
-    layout = str(pj.costing.PipelineLayout.with_layers(layers, [0] * 4))
-    return job(launcher, rng, pipeline_layout=layout), lambda fault: fault.kind == "imbalance"
-
-
-def slow_worker(launcher, rng):
-    worker = int(rng.integers(4))
-    run = job(launcher, rng).with_edit(pj.costing.SlowWorkers({worker: 1.6}))
-    return run, lambda fault: (fault.kind, fault.worker) == ("imbalance", worker)
-
-
-def slow_link(launcher, rng):
-    boundary = int(rng.integers(3))
-    run = job(launcher, rng).with_edit(pj.costing.ScaledTimes(f"message@boundary{boundary}*400"))
-    return run, lambda fault: fault.link == (boundary, boundary + 1)
-
-
-def few_microbatches(launcher, rng):
-    count = int(rng.choice([2, 4]))
-    run = job(launcher, rng, minibatch=2 * count)
-    return run.replace(num_microbatches=count), lambda fault: fault.kind == "microbatches"
-
-
-def heavy_head(launcher, rng):
-    vocabulary = int(rng.choice([512, 768])) * 1024
-    model = dataclasses.replace(LLAMA, vocabulary=vocabulary)
-    return job(launcher, rng, model=model), lambda f: (f.kind, f.stage) == ("imbalance", 3)
-
-
-def exposed_exchange(launcher, rng):
-    run = job(launcher, rng, overlap=0.0, zero=0, minibatch=8).replace(num_microbatches=8)
-    slow = run.with_edit(pj.costing.ScaledTimes(f"A*{rng.integers(100, 200)}"))
-    return slow, lambda fault: fault.kind == "exchange"
-
-
-def full_recomputation(launcher, rng):
-    return job(launcher, rng, recompute="full"), lambda fault: fault.kind == "recompute"
-
-
-def gpipe(launcher, rng):
-    run = job(launcher, rng).replace(schedule="gpipe")
-    return run, lambda fault: fault.kind == "memory"
-
-
-PLANTED = [
-    uneven_stages,
-    slow_worker,
-    slow_link,
-    few_microbatches,
-    heavy_head,
-    exposed_exchange,
-    full_recomputation,
-    gpipe,
-]
-CASES = [
-    (fault, launcher, seed) for seed in range(3) for fault in PLANTED for launcher in LAUNCHERS
-]
-
-
-@pytest.mark.parametrize(
-    ("plant", "launcher", "seed"),
-    daily(CASES, total=12),
-    ids=lambda value: getattr(value, "__name__", str(value)),
+PLANTED = (
+    *("uneven stages", "slow worker", "slow link", "few microbatches", "heavy head"),
+    *("exposed exchange", "full recomputation", "gpipe"),
 )
-def test_a_planted_fault_is_first_and_its_remedy_can_be_followed(plant, launcher, seed):
-    run, is_named = plant(launcher, np.random.default_rng(seed))
+
+
+def plant(fault, launcher, rng):
+    """Return a job with a fault, and a function that recognizes the fault in a report."""
+    run = job(launcher)
+    if fault == "uneven stages":
+        layers = [8, 8, 8, 8]
+        more, less = rng.choice(4, 2, replace=False)
+        layers[more] += 4
+        layers[less] -= 4
+        layout = str(pj.costing.PipelineLayout.with_layers(layers, [0] * 4))
+        return job(launcher, pipeline_layout=layout), lambda f: f.kind == "imbalance"
+    if fault == "slow worker":
+        worker = int(rng.integers(4))
+        slow = run.with_edit(pj.costing.SlowWorkers({worker: 1.6}))
+        return slow, lambda f: (f.kind, f.worker) == ("imbalance", worker)
+    if fault == "slow link":
+        ends = int(rng.integers(3)) + np.arange(2)
+        slow = run.with_edit(pj.costing.ScaledTimes(f"message@boundary{ends[0]}*400"))
+        return slow, lambda f: f.link == tuple(ends)
+    if fault == "few microbatches":
+        count = int(rng.choice([2, 4]))
+        few = job(launcher, minibatch=2 * count).replace(num_microbatches=count)
+        return few, lambda f: f.kind == "microbatches"
+    if fault == "heavy head":
+        vocabulary = int(rng.choice([512, 768])) * 1024
+        model = dataclasses.replace(LLAMA, vocabulary=vocabulary)
+        return job(launcher, model=model), lambda f: (f.kind, f.stage) == ("imbalance", 3)
+    if fault == "exposed exchange":
+        run = job(launcher, overlap=0.0, zero=0, minibatch=8).replace(num_microbatches=8)
+        slow = run.with_edit(pj.costing.ScaledTimes(f"A*{rng.integers(100, 200)}"))
+        return slow, lambda f: f.kind == "exchange"
+    if fault == "full recomputation":
+        return job(launcher, recompute="full"), lambda f: f.kind == "recompute"
+    return run.replace(schedule="gpipe"), lambda f: f.kind == "memory"
+
+
+CASES = [(fault, name, seed) for seed in range(3) for fault in PLANTED for name in LAUNCHERS]
+
+
+@pytest.mark.parametrize(("fault", "launcher", "seed"), daily(CASES, total=12), ids=str)
+def test_a_planted_fault_is_first_and_its_remedy_can_be_followed(fault, launcher, seed):
+    run, is_named = plant(fault, launcher, np.random.default_rng(seed))
     result = pj.explain(run, launcher=launcher, schedules=FEW)
     assert is_named(result.bottleneck), [(f.kind, f.seconds, f.why) for f in result.faults]
     check_options(result)
@@ -285,9 +262,8 @@ def test_a_planted_fault_is_first_and_its_remedy_can_be_followed(plant, launcher
 @pytest.mark.parametrize("head", [1.3, 1.5, 1.8])
 def test_a_cause_says_why_its_remedy_saves_another_time(head):
     """Even stages wait for each other's messages under rendezvous; over links of their own not."""
-    table = pj.schedules.build(
-        "interleaved-1f1b", num_workers=4, num_microbatches=16, stages_per_worker=2
-    )
+    size = {"num_workers": 4, "num_microbatches": 16}
+    table = pj.schedules.build("interleaved-1f1b", **size, **TWO)
     times = np.r_[np.ones(7), head]
     costs = pj.Costs(forward=times, input_grad=1.1 * times, weight_grad=times, transmit=0.1)
 
@@ -377,8 +353,6 @@ def test_a_launcher_has_the_first_shelf_alone():
         first = pj.explain(table, costs, **how).remedies[0]
         assert (first.shelf, first.launchers) == ("launcher", (name,))
         assert first.what.startswith(f"schedule {schedule}")
-    with pytest.raises(ValueError, match="unknown launcher 'torchtitans': known are Megatron-LM"):
-        pj.explain(table, costs, launcher="torchtitans")
 
 
 def test_a_command_puts_one_launcher_first(answer, mistake):
@@ -463,9 +437,8 @@ def test_no_number_of_stages_per_worker_that_fits_is_faster(case):
     workload = pj.Workload(model, minibatch=microbatches, **fields)
     size = {"num_workers": workers, "num_microbatches": microbatches}
     table = pj.schedules.build("1f1b", **size)
-    result = pj.explain(
-        table, workload, system=system, schedules=["1f1b", *names], launcher=launcher
-    )
+    options = {"schedules": ["1f1b", *names], "launcher": launcher}
+    result = pj.explain(table, workload, system=system, **options)
     seconds, needs = [], []
     for name, count in itertools.product(names, range(2, 17)):
         other = pj.schedules.build(name, **size, stages_per_worker=count)

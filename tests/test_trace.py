@@ -175,9 +175,8 @@ def test_gaps_before_ops_are_part_of_the_replay(name, gap):
     if name == "zb-h1":
         costs = pj.Costs(forward=1.0 + gap, input_grad=1 + gap, weight_grad=1 + gap, transmit=0.3)
     trace = traces.record_runs([pj.evaluate(table, costs)] * 2)
-    result = traces.replay(
-        traces.find_pipelines(dataclasses.replace(trace, start=trace.start + gap))
-    )
+    late = dataclasses.replace(trace, start=trace.start + gap)
+    result = traces.replay(traces.find_pipelines(late))
     assert result.worst_error < 1e-9
     assert result.links.model == "delay"
     assert result.message_time == pytest.approx(0.3)
@@ -217,9 +216,8 @@ def test_a_fused_pair_is_of_its_forward_whatever_a_file_names_first():
     trace = traces.record_runs([run])
     phases = trace.phases[::-1]
     turned = dataclasses.replace(trace, phase=len(phases) - 1 - trace.phase, phases=phases)
-    first, second = (
-        traces.measured_costs(traces.replay(traces.find_pipelines(t))) for t in (trace, turned)
-    )
+    pipelines = map(traces.find_pipelines, (trace, turned))
+    first, second = (traces.measured_costs(traces.replay(x)) for x in pipelines)
     assert np.asarray(first.pair).tolist() == np.asarray(second.pair).tolist()
 
 
@@ -505,9 +503,8 @@ def test_a_run_against_itself_saves_nothing(answer, folder):
 def test_whole_backwards_are_held_against_halves(answer, folder):
     for name in ("1f1b", "zb-h1"):
         table = make_table(name)
-        truth.write_trace(
-            folder / f"{name}.csv", traces.record_runs([pj.evaluate(table, EVEN)] * 4)
-        )
+        trace = traces.record_runs([pj.evaluate(table, EVEN)] * 4)
+        truth.write_trace(folder / f"{name}.csv", trace)
     line = ["--schedules", "1f1b"]
     result = answer("trace", "zb-h1.csv", "--against", "1f1b.csv", *line)["against"]
     assert result["step_time"] < result["other_step_time"]
@@ -522,16 +519,12 @@ def test_some_steps_alone(answer, mistake, folder):
     truth.write_trace(folder / "run.csv", traces.record_runs(jittered(table, [2])))
     whole = answer("trace", "run.csv", "--schedules", "1f1b")
     steps = [step_row["step"] for step_row in whole["replay"]["per_step"]]
-    for text, expected in (
-        (f"{steps[1]}:", steps[1:]),
-        (f":{steps[1]}", steps[:2]),
-        ("2,3", [2, 3]),
-    ):
+    texts = {f"{steps[1]}:": steps[1:], f":{steps[1]}": steps[:2], "2,3": [2, 3]}
+    for text, expected in texts.items():
         result = answer("trace", "run.csv", "--only-steps", text, "--schedules", "1f1b")
         assert [step_row["step"] for step_row in result["replay"]["per_step"]] == expected
-    assert "--only-steps 99: the files have steps" in mistake(
-        "trace", "run.csv", "--only-steps", "99"
-    )
+    message = mistake("trace", "run.csv", "--only-steps", "99")
+    assert "--only-steps 99: the files have steps" in message
     for text, none in (("2,7,99", " and not 7, 99"), ("4:2", "")):
         message = mistake("trace", "run.csv", "--only-steps", text)
         assert f"--only-steps {text}: the files have steps 0 to 5{none}\n" in message
@@ -598,9 +591,8 @@ def test_a_replay_that_is_far_off_is_no_basis_for_advice(
     if not has_advice:
         limit = f"the replay is {error:.3g} % off; above 5 % there is no advice"
         assert result["no_advice"] == limit
-        assert text.startswith(
-            f"{33 + pause:.3g} s per step; no advice: {limit}\nlaunch-starved or"
-        )
+        begin = f"{33 + pause:.3g} s per step; no advice: {limit}\nlaunch-starved or"
+        assert text.startswith(begin)
         assert f"idles {pause:.3g} s before" in text
         assert "against it:" not in text
         assert "saves" not in text
@@ -612,14 +604,12 @@ def test_messages_that_arrive_before_they_are_sent_are_below_the_resolution(
     forth, back, call, folder
 ):
     """No clock is wrong: forwards or backwards begin up to 0.09 s before their inputs end."""
-    trace = traces.record_runs(
-        [pj.evaluate(make_table("gpipe"), pj.Costs(forward=1.0, backward=2.0))] * 4
-    )
+    run = pj.evaluate(make_table("gpipe"), pj.Costs(forward=1.0, backward=2.0))
+    trace = traces.record_runs([run] * 4)
     lead = {"F": forth, "B": back}
     early = np.array([lead[trace.phases[code]] for code in trace.phase])
-    early[np.where(trace.phase == trace.phases.index("F"), trace.stage == 0, trace.stage == 3)] = (
-        0.0
-    )
+    is_forward = trace.phase == trace.phases.index("F")
+    early[np.where(is_forward, trace.stage == 0, trace.stage == 3)] = 0.0
     truth.write_trace(folder / "run.csv", dataclasses.replace(trace, start=trace.start - early))
     _, text, _ = call("trace", "run.csv", "--schedules", "1f1b", "--details")
     assert "below the clocks' resolution" in text
@@ -629,10 +619,8 @@ def test_what_a_stranger_reads(answer, call, folder):
     run = pj.evaluate(make_table("gpipe"), pj.Costs(forward=1.0, backward=2.0, transmit=0.1))
     truth.write_trace(folder / "run.csv", traces.record_runs([run]))
     _, text, _ = call("trace", "run.csv", "--schedules", "1f1b", "--details")
-    assert (
-        "based on gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica; replayed "
-        in text
-    )
+    size = "gpipe, 4 workers, 4 stages, 8 microbatches: 1 step of 1 replica"
+    assert f"based on {size}; replayed " in text
     assert " per step; 8 microbatches are few for" not in text
     assert "B of stage 0" in text
     assert "message stage 0 to 1" in text
@@ -678,9 +666,8 @@ def test_maps_share_their_colours():
 
 
 def test_maps_of_other_sizes_have_their_own_scale():
-    low, high = (
-        HeatMap("", "step", ["1"], ["stage 0"], np.array([[value]])) for value in (0.001, 2.0)
-    )
+    values = [np.array([[value]]) for value in (0.001, 2.0)]
+    low, high = (HeatMap("", "step", ["1"], ["stage 0"], value) for value in values)
     axes = heat_picture([low, high]).axes
     assert [axes[k].collections[0].get_clim() for k in range(2)] == [(0.0, 0.001), (0.0, 2.0)]
     assert [bar.get_ylabel() for bar in axes[2:]] == ["of the step [ms]", "of the step [s]"]
@@ -762,9 +749,8 @@ def test_the_page_explores_the_median_step(call, folder):
     result = traces.replay(traces.find_pipelines(traces.read("run.csv")))
     assert scene["link"] == result.links.model
     pipeline = result.pipelines.pipelines[number]
-    finish, vector, program = run_of_page(
-        replayed, [f["initial"] for f in scene["factors"]], scene["link"]
-    )
+    factors = [factor["initial"] for factor in scene["factors"]]
+    finish, vector, program = run_of_page(replayed, factors, scene["link"])
     start = finish - vector[program["durations"]]
     starts = unpack(replayed["recorded"]["starts"])["start"]
     residuals = starts - start[program["op"]]
@@ -806,9 +792,8 @@ def test_a_schedule_that_memory_rules_out_is_named_with_its_saving(call, folder,
     text = call("trace", "run.csv", "--launcher", "torchtitan")[1]
     (line,) = re.findall(r"also: (.* allows it.*)", text)
     assert line.endswith("; a trace does not say how much memory is free")
-    name, stages = re.search(
-        r"schedule (\S+), stages per worker (\d+) .* would save", line
-    ).groups()
+    pattern = r"schedule (\S+), stages per worker (\d+) .* would save"
+    name, stages = re.search(pattern, line).groups()
     percent, need = re.search(r"would save ([\d.]+) %.*--memory-limit ([\d.]+) ", line).groups()
     assert (name, float(need)) == ("looped-bfs", count)  # which holds all microbatches
     table = pj.schedules.build(name, **size, stages_per_worker=int(stages))

@@ -201,9 +201,8 @@ def test_remedies_leave_a_slow_machine_slow(name, factors, mean_factor, tmp_path
         # the same layers on more or on fewer stages
         share = table.num_stages / other.num_stages
         ops = ("forward", "backward", "input_grad", "weight_grad")
-        times = pj.Costs(
-            **{key: share * getattr(TIMES, key) for key in ops}, transmit=TIMES.transmit
-        )
+        scaled = {key: share * getattr(TIMES, key) for key in ops}
+        times = pj.Costs(**scaled, transmit=TIMES.transmit)
         times = pj.costing.scaled_costs(times, other, workers={2: mean_factor})
         step = pj.evaluate(other, times).makespan
         assert row["step_time"] == pytest.approx(step, rel=1e-6)

@@ -86,8 +86,9 @@ def test_ends_and_durations_that_differ_by_rounding_are_read(seconds, table, tmp
 
 def test_starts_and_ends_in_ms_since_1970_are_rounded(table, tmp_path):
     slices, _ = truth.recorded(table, 1, "nothing", steps=3)
+    begin = 1.7e9
     since_1970 = [
-        s._replace(start=round(1.7e9 + s.start, 3), end=round(1.7e9 + s.end, 3)) for s in slices
+        s._replace(start=round(begin + s.start, 3), end=round(begin + s.end, 3)) for s in slices
     ]
     spent = {(s.step, s.stage, s.phase, s.microbatch): s.end - s.start for s in slices}
 
@@ -201,9 +202,8 @@ def test_a_message_shows_that_the_first_microbatch_is_lost(table, tmp_path):
         s._replace(phase="SEND_F") if (s.phase, s.microbatch) == ("F", 0) else s for s in slices
     ]
     rest = [s for s in rest if s.microbatch or s.phase == "SEND_F"]
-    with pytest.raises(
-        ValueError, match="must hold ops of microbatch 0, not of 1 to 5 alone: mess"
-    ):
+    lost = "must hold ops of microbatch 0, not of 1 to 5 alone: mess"
+    with pytest.raises(ValueError, match=lost):
         pj.traces.read(write_csv(tmp_path / "run.csv", rest))
 
 

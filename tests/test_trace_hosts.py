@@ -76,9 +76,8 @@ def test_a_link_that_is_slow_in_one_replica_is_named(source, target, form, tmp_p
     cost = (times - simulate(case._replace(factor=1.0))[1]).mean()
     truth.write(tmp_path, form, slices, table, "nothing", 3)
     result = answer("trace", str(tmp_path), "--schedules", "1f1b")
-    assert [row["name"] for row in result["suspects"]] == [
-        f"worker {source} to {target} of replica 1"
-    ]
+    names = [row["name"] for row in result["suspects"]]
+    assert names == [f"worker {source} to {target} of replica 1"]
     assert result["finding"]["seconds"] == pytest.approx(cost, rel=0.02)
     assert result["replay"]["mean_error"] < 0.5
 

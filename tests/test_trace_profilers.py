@@ -17,32 +17,15 @@ import pipejax as pj
 NAMES = {"F": "forward", "B": "backward"}
 
 
-def pytorch(op):
-    return f"PP:{op.stage}{op.phase}{op.microbatch}"
-
-
-def megatron(op):
-    return f"megatron.core.pipeline_parallel.schedules.{NAMES[op.phase]}_step"
-
-
-def deepspeed(op):
-    return f"PipelineEngine._exec_{NAMES[op.phase]}_pass"
-
-
-def passes(op):
-    return f"{NAMES[op.phase].title()}Pass"
-
-
-def numbered(op):
-    return f"{NAMES[op.phase]} mb{op.microbatch}"
-
-
-def staged(op):
-    return f"{op.phase.lower()}wd_stage{op.stage}_mb{op.microbatch}"
-
-
-def stage_first(op):
-    return f"stage {op.stage} {NAMES[op.phase]} microbatch {op.microbatch}"
+LABELS = {
+    "PyTorch": lambda op: f"PP:{op.stage}{op.phase}{op.microbatch}",
+    "Megatron": lambda op: f"megatron.core.pipeline_parallel.schedules.{NAMES[op.phase]}_step",
+    "DeepSpeed": lambda op: f"PipelineEngine._exec_{NAMES[op.phase]}_pass",
+    "passes": lambda op: f"{NAMES[op.phase].title()}Pass",
+    "numbers": lambda op: f"{NAMES[op.phase]} mb{op.microbatch}",
+    "stages": lambda op: f"{op.phase.lower()}wd_stage{op.stage}_mb{op.microbatch}",
+    "stage first": lambda op: f"stage {op.stage} {NAMES[op.phase]} microbatch {op.microbatch}",
+}
 
 
 def slice_event(name, start, end, **more):
@@ -52,12 +35,12 @@ def slice_event(name, start, end, **more):
 
 
 def rank_events(slices, label, mark):
-    """Return the events of each rank; `mark` is the name of a step, or None."""
+    """Return the events of each rank; `label` is a form, `mark` the name of a step, or None."""
     by_rank = {}
     for op in slices:
         by_rank.setdefault(op.worker, []).append(op)
     for rank, ops in sorted(by_rank.items()):
-        events = [slice_event(label(op), op.start, op.end) for op in ops]
+        events = [slice_event(LABELS[label](op), op.start, op.end) for op in ops]
         for step in sorted({op.step for op in ops}) if mark else ():
             times = [t for op in ops if op.step == step for t in (op.start, op.end)]
             arguments = {"step_num": str(step)} if mark == "train" else {}
@@ -108,21 +91,21 @@ def in_asynchronous_slices(folder, ranks):
 
 
 PROFILERS = {
-    "Perfetto, other order of keys": (pytorch, None, in_files("rank{rank}.json")),
-    "begins and ends": (pytorch, None, in_begins_and_ends),
-    "asynchronous slices": (pytorch, None, in_asynchronous_slices),
-    "processes of one file": (numbered, None, in_processes),
-    "DeepSpeed": (deepspeed, "ProfilerStep#{}", in_files("ds_rank_{rank}.json")),
-    "passes": (passes, "train_batch", in_files("rank_{rank}.json")),
+    "Perfetto, other order of keys": ("PyTorch", None, in_files("rank{rank}.json")),
+    "begins and ends": ("PyTorch", None, in_begins_and_ends),
+    "asynchronous slices": ("PyTorch", None, in_asynchronous_slices),
+    "processes of one file": ("numbers", None, in_processes),
+    "DeepSpeed": ("DeepSpeed", "ProfilerStep#{}", in_files("ds_rank_{rank}.json")),
+    "passes": ("passes", "train_batch", in_files("rank_{rank}.json")),
     "Megatron in Kineto": (
-        megatron,
+        "Megatron",
         "ProfilerStep#{}",
         in_files("rank-{rank}.1730000000.pt.trace.json"),
     ),
-    "XProf": (staged, "train", in_files("host{rank}.trace.json.gz")),
-    "stage before phase": (stage_first, "iteration {}", in_files("rank{rank}.json")),
-    "folders of ranks": (pytorch, None, in_files("rank{rank}/trace.json.gz")),
-    "folders of iterations": (pytorch, None, in_files("iteration_8/rank{rank}_trace.json")),
+    "XProf": ("stages", "train", in_files("host{rank}.trace.json.gz")),
+    "stage before phase": ("stage first", "iteration {}", in_files("rank{rank}.json")),
+    "folders of ranks": ("PyTorch", None, in_files("rank{rank}/trace.json.gz")),
+    "folders of iterations": ("PyTorch", None, in_files("iteration_8/rank{rank}_trace.json")),
 }
 
 
@@ -159,7 +142,7 @@ def test_a_slow_worker_is_named_in_files_of_other_profilers(profiler, planted, t
 def test_the_rest_of_a_marked_step_is_said(mark, before, after, planted, tmp_path, call):
     slices = [op._replace(start=op.start + op.step, end=op.end + op.step) for op in planted[0]]
     ranks = []
-    for rank, events in rank_events(slices, pytorch, mark):
+    for rank, events in rank_events(slices, "PyTorch", mark):
         for event in events:
             if not event["name"].startswith("PP:"):
                 event["ts"] -= 1e6 * before
@@ -182,7 +165,7 @@ def test_the_rest_is_that_of_the_selected_steps(steps, planted, tmp_path, call):
         op._replace(start=op.start + 2 * op.step, end=op.end + 2 * op.step) for op in planted[0]
     ]
     ranks, lengths = [], []
-    for rank, events in rank_events(slices, pytorch, "ProfilerStep#{}"):
+    for rank, events in rank_events(slices, "PyTorch", "ProfilerStep#{}"):
         for event in events:
             if not event["name"].startswith("PP:"):
                 step = int(event["name"].partition("#")[2])

@@ -353,16 +353,6 @@ def test_ops_begin_when_their_message_is_there(name, runs):
     assert name == "zb-h1" or cells(trace, 1, 1).startswith("1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0")
 
 
-def test_fused_pairs_are_two_slices(tmp_path):
-    labels = [("PP:0F0", 0, 1), ("PP:(0F1;1B0)OVERLAP_F_B", 1, 4), ("PP:1F0", 1, 0)]
-    labels += [("PP:odd", 2, 1)]
-    trace = read(labelled(tmp_path / "a", labels))
-    assert [times(trace)[0, 0, *key] for key in (("F", 0, 1), ("B", 1, 0))] == [
-        pytest.approx((1e-3, 5e-3))
-    ] * 2
-    assert len(trace) == 4
-
-
 def test_steps_by_marks_and_by_repetition(tmp_path):
     labels = [(f"PP:0F{m}", 10 * step + m, 1) for step in range(3) for m in range(2)]
     assert read(labelled(tmp_path / "a", labels)).steps == [0, 1, 2]
@@ -784,10 +774,8 @@ def test_a_trace_of_a_gpu(data):
     trace = result.trace
     durations = trace.end - trace.start
     for phase in ("F", "I"):  # the quickest: processes take turns on the GPU
-        took = [
-            durations[trace.has_phase(phase) & (trace.stage == stage)].min()
-            for stage in range(1, 7)
-        ]
+        chosen = [trace.has_phase(phase) & (trace.stage == stage) for stage in range(1, 7)]
+        took = [durations[rows].min() for rows in chosen]
         assert took == pytest.approx([1.5 * took[1], *[took[1]] * 5], rel=0.01)
 
 
@@ -935,9 +923,8 @@ def test_events_are_found_beside_broken_ones(tmp_path):
 
 
 def test_events_do_not_depend_on_how_the_text_is_cut():
-    all_events = [
-        {"ph": "X", "name": '}],{"', "args": {"name": [{"x": 1}]}, "ts": k} for k in range(40)
-    ]
+    argument = {"name": [{"x": 1}]}
+    all_events = [{"ph": "X", "name": '}],{"', "args": argument, "ts": k} for k in range(40)]
     text = json.dumps({"a": [1, {"traceEvents": 0}], "traceEvents": all_events, "last": 12})
     for size in (1, 7, 100, 10**6):
         header, faults = {}, Counter()
@@ -1061,9 +1048,8 @@ def test_few_early_ops_do_no_harm(public):
     assert len(trace.steps) == 6
     wrong = trace.has_phase(["F"]) & (trace.stage > 0) & (trace.step == 34)
     early = {name: getattr(trace, name) - 1.0 * wrong for name in TIMES}
-    damaged = Trace.from_columns(
-        {name: getattr(trace, name) for name in INTEGERS} | early, trace.phases
-    )
+    columns = {name: getattr(trace, name) for name in INTEGERS}
+    damaged = Trace.from_columns(columns | early, trace.phases)
     assert not any(offset.is_corrected for offset in aligned(damaged)[1])
     two_steps, single_step = (damaged.only(damaged.step > first) for first in (30, 33))
     assert len(two_steps.steps) == 2

@@ -1,7 +1,6 @@
 """Suspects of a measured run: one fault at a time is named, and nothing in healthy runs."""
 
 import dataclasses
-import json
 
 import faulty_runs
 import numpy as np
@@ -105,9 +104,8 @@ def test_fused_pairs_make_nobody_slow():
     table = pj.schedules.build("dualpipe-v", num_workers=2, num_microbatches=8)
     for pair in (1.0, 1.3, 1.6):  # as if both ran at once, or one behind the other
         costs = pj.Costs(forward=0.6, input_grad=0.6, weight_grad=0.4, pair=pair, transmit=0.3)
-        assert not faulty_runs.find_suspects(
-            pj.traces.record_runs([pj.evaluate(table, costs)] * 2)
-        ), pair
+        trace = pj.traces.record_runs([pj.evaluate(table, costs)] * 2)
+        assert not faulty_runs.find_suspects(trace), pair
 
 
 @pytest.mark.parametrize("kind", ["stage", "microbatch"])
@@ -136,27 +134,21 @@ def test_pytorchs_posting_is_among_the_link_models():
     assert replayed.fits["rendezvous pair posting program"] == pytest.approx(0, abs=1e-9)
 
 
-def test_the_command_names_suspects(call, tmp_path):
+def test_the_command_names_suspects(answer_and_text, tmp_path):
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
     cost = np.array([1.0, 1.0, 1.3, 1.0])
-    trace = pj.traces.record_runs(
-        [pj.evaluate(table, pj.Costs(forward=cost, backward=2 * cost))] * 2
-    )
-    path = tmp_path / "run.csv"
-    truth.write_trace(path, trace)
-    code, out, _ = call("trace", str(path), "--schedules", "gpipe")
-    assert code == 0
-    assert out.startswith("straggler: worker 2 (stage 2) takes 1.3 times the others in all")
-    _, out, _ = call("trace", str(path), "--schedules", "gpipe", "--json")
-    named = json.loads(out)["suspects"]
-    assert [(suspect["kind"], suspect["name"]) for suspect in named] == [
-        ("worker", "2"),
-        ("stage", "2"),
-    ]
+    run = pj.evaluate(table, pj.Costs(forward=cost, backward=2 * cost))
+    trace = pj.traces.record_runs([run] * 2)
+    truth.write_trace(tmp_path / "run.csv", trace)
+    result, text = answer_and_text("trace", tmp_path / "run.csv", "--schedules", "gpipe")
+    assert text.startswith("straggler: worker 2 (stage 2) takes 1.3 times the others in all")
+    named = result["suspects"]
+    places = [(suspect["kind"], suspect["name"]) for suspect in named]
+    assert places == [("worker", "2"), ("stage", "2")]
     assert {*named[0]} == {"kind", "name", "seconds", "ratio", "z", "why", "place"}
 
 
-def test_many_microbatches_are_one_line(call, tmp_path):
+def test_many_microbatches_are_one_line(answer_and_text, tmp_path):
     table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=64)
     usual = np.random.default_rng(0).normal(1.0, 0.01, (4, 64))
     runs = []
@@ -164,15 +156,13 @@ def test_many_microbatches_are_one_line(call, tmp_path):
         factor = np.where(np.isin(np.arange(64), long), 3.0, 1.0)
         seconds = usual * factor
         runs.append(pj.evaluate(table, pj.Costs(forward=seconds[:2], backward=2 * seconds[2:])))
-    path = tmp_path / "run.csv"
-    truth.write_trace(path, pj.traces.record_runs(runs))
-    _, out, _ = call("trace", str(path), "--schedules", "gpipe")
-    message = [line for line in out.splitlines() if "also:" in line]
+    truth.write_trace(tmp_path / "run.csv", pj.traces.record_runs(runs))
+    result, text = answer_and_text("trace", tmp_path / "run.csv", "--schedules", "gpipe")
+    message = [line for line in text.splitlines() if "also:" in line]
     assert [" ".join(line.split()) for line in message] == [
         "also: 10 microbatches or more take over 1.1 times the others"
     ]
-    _, out, _ = call("trace", str(path), "--schedules", "gpipe", "--json")
-    assert [load["kind"] for load in json.loads(out)["suspects"]] == ["microbatch"] * 10
+    assert [suspect["kind"] for suspect in result["suspects"]] == ["microbatch"] * 10
 
 
 @pytest.mark.parametrize(
@@ -192,15 +182,11 @@ def test_a_slow_place_names_its_phase_if_only_one_is_slow(name, replicas, slow, 
     times = {"forward": 1.0, "backward": 2.0, "input_grad": 1.0, "weight_grad": 1.0}
     healthy = {phase: np.full(table.num_stages, seconds) for phase, seconds in times.items()}
     stages = np.arange(table.num_stages) == 2
-    faulty = {
-        phase: row * np.where(stages, slow.get(phase, 1), 1) for phase, row in healthy.items()
-    }
+    factor = {phase: np.where(stages, slow.get(phase, 1), 1) for phase in times}
+    faulty = {phase: row * factor[phase] for phase, row in healthy.items()}
     runs = [pj.evaluate(table, pj.Costs(**rows)) for rows in [healthy] * (replicas - 1) + [faulty]]
-    result = pj.traces.analyse(
-        pj.traces.record_runs(runs * 4, replicas=replicas), schedules=["1f1b"]
-    )
-    assert (
-        result.finding.place.items()
-        >= {("worker" if replicas > 1 else result.finding.kind): 2}.items()
-    )
+    trace = pj.traces.record_runs(runs * 4, replicas=replicas)
+    result = pj.traces.analyse(trace, schedules=["1f1b"])
+    kind = "worker" if replicas > 1 else result.finding.kind
+    assert result.finding.place.items() >= {kind: 2}.items()
     assert result.finding.why.partition(", as ")[2] == text.removeprefix(", as ")

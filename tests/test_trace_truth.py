@@ -117,9 +117,6 @@ def test_the_spread_is_of_one_kind_of_op(tmp_path):
             assert {row for row in rows if row[0] == "B"} <= {("B", stage) for stage in range(8)}
 
 
-HEAD = ["worker", "stage", "phase", "microbatch", "start_s", "end_s"]
-
-
 @pytest.mark.parametrize("name", ["weight update", "param_grad", "second_half"])
 @pytest.mark.parametrize("stages", [[], ["stage"]])
 def test_a_weight_gradient_of_another_name_is_asked_for(stages, name, tmp_path):
@@ -159,10 +156,8 @@ def test_halves_of_a_backward_have_many_names(names, tmp_path):
         }
         for s in slices
     ]
-    ranks = [
-        {"name": "process_name", "ph": "M", "pid": k, "args": {"name": f"rank {k}"}}
-        for k in range(4)
-    ]
+    title = {"name": "process_name", "ph": "M"}
+    ranks = [title | {"pid": k, "args": {"name": f"rank {k}"}} for k in range(4)]
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [*ranks, *events]}))
     trace = pj.traces.read(tmp_path / "trace.json")
     assert pj.traces.registered(pj.traces.find_pipelines(trace).table) == ("zb-h1", {})
@@ -198,32 +193,12 @@ def test_workers_that_are_not_counted_from_0_are_listed(numbers, with_stages, tm
         pj.traces.read(truth.write_rows(tmp_path / "run", [head, *rows]))
 
 
-def test_a_file_without_rows_is_refused_with_the_reason(tmp_path):
-    with pytest.raises(ValueError, match="hold no slice of a pipeline: there are no rows"):
-        pj.traces.read(truth.write_rows(tmp_path / "run", [HEAD]))
-
-
 def test_our_export_of_a_grammar_is_refused(tmp_path):
     table = pj.schedules.build("vocabulary-1f1b", num_workers=2, num_microbatches=4)
     cost = pj.Costs(forward=1.0, backward=2.0, others=dict.fromkeys("stxy", 0.1))
     (tmp_path / "run").write_text(pj.files.chrome_trace(pj.evaluate(table, cost)))
     with pytest.raises(ValueError, match="must have phases by known names"):
         pj.traces.read(tmp_path)
-
-
-def test_a_row_with_an_absurd_worker_is_named(tmp_path):
-    rows = [[0, 0, "F", 0, 0, 1], [999999999, 0, "F", 1, 1, 2]]
-    with pytest.raises(
-        ValueError, match=r"no more workers than rows \(2\): row 2 has worker 99999"
-    ):
-        pj.traces.read(truth.write_rows(tmp_path / "run", [HEAD, *rows]))
-
-
-def test_times_in_32_bits_since_1970_are_refused(tmp_path):
-    begin = float(np.float32(1.7e9))
-    rows = [[0, 0, "F", k, begin + 128 * k, begin + 128 * (k + 1)] for k in range(4)]
-    with pytest.raises(ValueError, match="must have times in 64 bits"):
-        pj.traces.read(truth.write_rows(tmp_path / "run", [HEAD, *rows]))
 
 
 RUNS = [  # schedule, workers, microbatches, options, steps, columns that the files have
@@ -245,9 +220,8 @@ def test_the_number_of_microbatches_decides_between_numbers_of_steps(run, tmp_pa
     rows = [[*(getattr(s, c) for c in columns), s.phase, s.start, s.end] for s in slices]
     path = truth.write_rows(tmp_path / "run", [head, *rows])
     stages = table.stages_per_worker
-    with pytest.raises(
-        ValueError, match=f"steps {steps}[;,)].* to choose, give --steps {steps} or"
-    ):
+    text = f"steps {steps}[;,)].* to choose, give --steps {steps} or"
+    with pytest.raises(ValueError, match=text):
         pj.traces.read(path)
     # with the number of stages, each number of steps has its number of microbatches
     text = f"steps {steps},.* microbatches {count}.* or --microbatches {count} or"

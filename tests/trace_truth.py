@@ -219,9 +219,8 @@ def _columns(folder, slices, table, change, form):
 def _lists(folder, slices, table, change, form):
     stage_chunks = {}
     for worker in range(table.num_workers):
-        stages = sorted(
-            {piece.stage for piece in slices if piece.worker == worker and piece.stage >= 0}
-        )
+        chunks = {piece.stage for piece in slices if piece.worker == worker and piece.stage >= 0}
+        stages = sorted(chunks)
         stage_chunks |= {(worker, stage): k for k, stage in enumerate(stages)}
     names = {"F": "fwd", "B": "bwd", "I": "bwd", "W": "wgrad"}
     for worker in sorted({piece.worker for piece in slices}):
@@ -245,51 +244,36 @@ def _lists(folder, slices, table, change, form):
     (folder / "config.json").write_text(json.dumps(sizes))
 
 
+def _annotation(name, start, end):
+    times = {"ts": 1e6 * start, "dur": 1e6 * (end - start)}
+    return {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "name": name} | times
+
+
 def _chrome(folder, slices, table, change, form):
-    replicas = 1 + max(single.replica for single in slices)
-    world = replicas * table.num_workers
-    for replica in range(replicas):
-        for worker in range(table.num_workers):
-            is_own = [
-                single for single in slices if (single.replica, single.worker) == (replica, worker)
-            ]
-            if not is_own:
-                continue
-            events = []
-            cells = {}
-            for single in is_own:
-                if single.stage >= 0:
-                    cells.setdefault((single.step, single.cell), []).append(single)
-            for ops in cells.values():
-                labels = [f"{single.stage}{single.phase}{single.microbatch}" for single in ops]
-                pair = f"({';'.join(labels)})OVERLAP_F_B"
-                events.append((f"PP:{labels[0] if len(labels) == 1 else pair}", ops[0]))
-            if change == "collectives":
-                for single in [single for single in is_own if single.stage < 0]:
-                    stage = min(op.stage for op in is_own if op.stage >= 0)
-                    events.append((f"PP:{stage}REDUCE_GRAD", single))
-            result = [
-                {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "name": name}
-                | {"ts": 1e6 * single.start, "dur": 1e6 * (single.end - single.start)}
-                for name, single in sorted(events, key=lambda event: event[1].start)
-            ]
-            if "no step" not in change:
-                for step in sorted({single.step for single in is_own}):
-                    times = [
-                        t
-                        for single in is_own
-                        if single.step == step
-                        for t in (single.start, single.end)
-                    ]
-                    result.append(
-                        {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1}
-                        | {"name": f"ProfilerStep#{step}", "ts": 1e6 * min(times) - 1}
-                        | {"dur": 1e6 * (max(times) - min(times)) + 2}
-                    )
-            rank = worker * replicas + replica
-            header = {"distributedInfo": {"rank": rank, "world_size": world}}
-            header |= {"baseTimeNanoseconds": 10**18}
-            (folder / f"rank{rank}.json").write_text(json.dumps(header | {"traceEvents": result}))
+    replicas = 1 + max(op.replica for op in slices)
+    ranks = {}
+    for op in slices:
+        ranks.setdefault(op.worker * replicas + op.replica, []).append(op)
+    for rank, ops in ranks.items():
+        events, cells = [], {}
+        for op in ops:
+            if op.stage >= 0:
+                cells.setdefault((op.step, op.cell), []).append(op)
+        for cell in cells.values():
+            labels = [f"{op.stage}{op.phase}{op.microbatch}" for op in cell]
+            label = labels[0] if len(labels) == 1 else f"({';'.join(labels)})OVERLAP_F_B"
+            events.append(_annotation(f"PP:{label}", cell[0].start, cell[0].end))
+        if change == "collectives":
+            label = f"PP:{min(op.stage for op in ops if op.stage >= 0)}REDUCE_GRAD"
+            events += [_annotation(label, op.start, op.end) for op in ops if op.stage < 0]
+        events.sort(key=lambda event: event["ts"])
+        for step in sorted({op.step for op in ops} if "no step" not in change else ()):
+            times = [t for op in ops if op.step == step for t in (op.start, op.end)]
+            ends = min(times) - 1e-6, max(times) + 1e-6
+            events.append(_annotation(f"ProfilerStep#{step}", *ends))
+        header = {"distributedInfo": {"rank": rank, "world_size": replicas * table.num_workers}}
+        header |= {"baseTimeNanoseconds": 10**18}
+        (folder / f"rank{rank}.json").write_text(json.dumps(header | {"traceEvents": events}))
 
 
 def applies(name, form, change):
@@ -324,23 +308,12 @@ def judge(slices, trace, pipelines):
     """Compare every op's step, place and time with the truth."""
     ops = [op for op in slices if op.stage >= 0]
     first = min(op.step for op in ops)
-    truth = {
-        (op.step - first, op.replica, op.worker, op.stage, op.phase, op.microbatch): op
-        for op in ops
-    }
+    truth = {(op.step - first, *op[1:6]): op for op in ops}
     rows = np.flatnonzero(trace.has_phase("FBIW"))
-    low = trace.step[rows].min()
-    read = {
-        (
-            int(trace.step[k] - low),
-            int(trace.replica[k]),
-            int(trace.worker[k]),
-            int(trace.stage[k]),
-            trace.phases[trace.phase[k]],
-            int(trace.microbatch[k]),
-        ): k
-        for k in rows
-    }
+    steps, names = trace.step - trace.step[rows].min(), np.array(trace.phases)[trace.phase]
+    columns = steps, trace.replica, trace.worker, trace.stage, names, trace.microbatch
+    keys = zip(*(column[rows].tolist() for column in columns), strict=True)
+    read = dict(zip(keys, rows, strict=True))
     is_right = read.keys() == truth.keys() and all(
         abs((trace.end[k] - trace.start[k]) - (truth[key].end - truth[key].start)) < 2e-6
         for key, k in read.items()
