@@ -82,9 +82,8 @@ def test_tails_are_what_is_left_behind_each_node(graph):
     for node in reversed([*nx.topological_sort(network)]):
         remaining = [w + expected[v] for _, v, w in network.out_edges(node, data="weight")]
         expected[node] = max(remaining, default=0.0)
-    np.testing.assert_allclose(
-        longest_path.times_to_end(preds, duration, lag), expected, rtol=1e-12
-    )
+    tails = longest_path.times_to_end(preds, duration, lag)
+    np.testing.assert_allclose(tails, expected, rtol=1e-12)
 
 
 @given(
@@ -125,13 +124,10 @@ def test_counts_times_costs_are_the_length(data):
     costs = pj.Costs(forward=1.0, input_grad=1.25, weight_grad=0.75, latency=0.0625, transmit=0.125)
     prices["B"] = 2.0
     for link, message in (("delay", 0.1875), ("queued", 0.125), ("rendezvous", 0.1875)):
-        for path in pj.analysis.longest_paths(
-            pj.evaluate(table, costs, link=link), 30, distinct_counts=True
-        ):
+        run = pj.evaluate(table, costs, link=link)
+        for path in pj.analysis.longest_paths(run, 30, distinct_counts=True):
             prices_by_name = {**prices, "c": message}
-            total = sum(
-                count * prices_by_name[name.split("_")[0]] for name, count in path.counts.items()
-            )
+            total = sum(n * prices_by_name[name.split("_")[0]] for name, n in path.counts.items())
             assert total == path.length, (link, path)
             assert ("latency_F" in path.counts) == (link == "queued")
     with_pairs = pj.Costs(forward=1.0, input_grad=1.25, weight_grad=0.75, pair=2.5)

@@ -141,10 +141,8 @@ def test_an_entry_is_a_certificate(store):
     problem = build_problem(case[0], costs, **options, link="queued")
     store.put(problem, case[0], 5, seconds=1.0, source="1f1b")
     read = store.get(problem).problem
-    for field in {record_field.name for record_field in dataclasses.fields(read)} - {
-        "unit",
-        "exact",
-    }:
+    names = {field.name for field in dataclasses.fields(read)} - {"unit", "exact"}
+    for field in names:
         assert np.array_equal(getattr(read, field), getattr(problem, field)), field
     texts = [path.read_text() for path in store.path.glob("*.json")]
     assert [pj.verify(json.loads(text)).problems for text in texts] == [()] * 3
@@ -254,9 +252,8 @@ def big(limit):
 
 def test_two_processes_that_write_and_one_that_is_killed(store):
     """A reader sees a whole entry at any moment, and a bound that only rises."""
-    processes = [
-        subprocess.Popen([sys.executable, "-c", WRITE, str(store.path), "6"]) for _ in range(2)
-    ]
+    line = [sys.executable, "-c", WRITE, str(store.path), "6"]
+    processes = [subprocess.Popen(line) for _ in range(2)]
     problem, bounds = big(6), [0]
     try:
         wait_for(lambda: store.get(problem) is not None)

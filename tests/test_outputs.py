@@ -314,9 +314,8 @@ with locked(pathlib.Path({str(tmp_path)!r}), wait=True):
     print("held", flush=True)
     input()
 """
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    holder = subprocess.Popen([sys.executable, "-c", code], **pipes)
     assert holder.stdout.readline() == b"held\n"
     with pytest.raises(BlockingIOError, match="another process"), locked(tmp_path, wait=False):
         pass

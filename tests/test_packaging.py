@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 import sysconfig
@@ -93,9 +92,8 @@ def installed(built, tmp_path_factory):
     )
     (package / "beside.pth").write_text(f"{theirs}\n")  # its .pth files are not read: no sources
     pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install"]
-    options = shlex.split(
-        "--quiet --no-index --no-deps --disable-pip-version-check --force-reinstall"
-    )
+    options = "--quiet --no-index --no-deps --disable-pip-version-check --force-reinstall"
+    options = options.split()
     subprocess.run([*pip, *options, built[1]], check=True, timeout=120)
     return home / "bin"
 

@@ -35,9 +35,8 @@ def test_no_name_hides_a_module():
     for room, names in NAMES.items():
         folder = Path(pj.__file__).parent / room
         inside = {path.stem for path in folder.glob("*")} if folder.is_dir() else set()
-        modules = {
-            name for name in names if inspect.ismodule(attrgetter(f"{room}.{name}".lstrip("."))(pj))
-        }
+        values = {name: attrgetter(f"{room}.{name}".lstrip("."))(pj) for name in names}
+        modules = {name for name, value in values.items() if inspect.ismodule(value)}
         assert inside & set(names) == modules & inside
 
 

@@ -21,9 +21,8 @@ X = np.geomspace(1.0, 300.0, ROWS)
 def seconds(points):
     """Latency, rate and overhead, as of a message: (batch, rows) and its parts."""
     scale = np.exp(SPREAD * np.atleast_2d(points))
-    return np.stack(
-        [np.tile(5.0 * scale[:, :1], ROWS), scale[:, 1:2] * X, 20.0 * scale[:, 2:3] * X**-0.5]
-    )
+    columns = np.tile(5.0 * scale[:, :1], ROWS), scale[:, 1:2] * X, 20.0 * scale[:, 2:3] * X**-0.5
+    return np.stack(columns)
 
 
 def make_model(measured, unseen=0):

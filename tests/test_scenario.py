@@ -85,9 +85,8 @@ class Draw:
         if self.rng.random() < 0.2:
             repair = self.maybe("torch-1f1b", 0.2)
             return {"schedule": TableFile(str(self.folder / "a table.csv"), repair)}
-        name = self.rng.choice(
-            ["1f1b", "gpipe", "interleaved-1f1b", "hanayo", "zb-v", "ada-offload"]
-        )
+        names = "1f1b", "gpipe", "interleaved-1f1b", "hanayo", "zb-v", "ada-offload"
+        name = self.rng.choice(names)
         size = {"num_workers": self.rng.randint(1, 9), "num_microbatches": self.rng.randint(1, 99)}
         options = {}
         if name == "interleaved-1f1b":

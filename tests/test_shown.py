@@ -85,9 +85,8 @@ class Filler:
         if record.__name__ not in self.records:
             hints = typing.get_type_hints(record)
             values = {name: self.value(hint) for name, hint in hints.items() if name[0] != "_"}
-            built = (
-                record(*values.values()) if issubclass(record, tuple) else object.__new__(record)
-            )
+            is_tuple = issubclass(record, tuple)
+            built = record(*values.values()) if is_tuple else object.__new__(record)
             for name, value in () if issubclass(record, tuple) else values.items():
                 object.__setattr__(built, name, value)
             self.records[record.__name__] = built
@@ -147,15 +146,8 @@ def test_lists_and_dictionaries_of_results_are_short_too(filler):
     op_times = ResultDict({f"{w}F{m}": 1.0 for w in range(2) for m in range(99)})
     rows = ResultList([{"row": 1, "file": HOSTILE}] * 100)
     numbers = ResultList([1.5, [2.0, 3.0]] * 10**5)
-    records = (
-        paths,
-        pj.certificate(run),
-        rows,
-        numbers,
-        ResultList(),
-        op_times,
-        pj.schedules.REGISTRY,
-    )
+    others = ResultList(), op_times, pj.schedules.REGISTRY
+    records = paths, pj.certificate(run), rows, numbers, *others
     for shown in records:
         assert len(repr(shown)) <= MAX_REPR
         check(shown._repr_html_())

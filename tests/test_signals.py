@@ -90,9 +90,8 @@ def ended(process, number):
 
 def check_interrupted(process, err, seconds, number):
     assert process.returncode == 128 + number, err
-    assert err.startswith(
-        "error: interrupted" + (" by SIGTERM" if number == signal.SIGTERM else "")
-    )
+    sender = " by SIGTERM" if number == signal.SIGTERM else ""
+    assert err.startswith(f"error: interrupted{sender}")
     assert err.count("\n") == 1, err
     assert seconds < 4  # 2 s, and as much for a busy machine
 
@@ -279,7 +278,6 @@ def test_any_moment(tmp_path, command, number, seconds, call):
         code, out, err = call(*arguments_in(tmp_path, command), "--resume", "--json")
         assert (code, err) == (0, "")
         result = json.loads(out)
-        assert result["points"] == sum(
-            result[name] for name in ("feasible", "out_of_memory", "illegal")
-        )
+        counts = [result[name] for name in ("feasible", "out_of_memory", "illegal")]
+        assert result["points"] == sum(counts)
     check_whole(tmp_path)

@@ -298,10 +298,8 @@ def test_a_memory_limit_is_a_line_above_what_keeps_to_it():
     levels = [float(line[0][0, 1]) for line in lines]
     tops = [float(line.get_ydata().min()) for line in axes.lines if line.get_marker() != "o"]
     assert len(levels) == 2
-    heights = [
-        (base - level, base - top)
-        for base, level, top in zip((0.5, 1.5), levels, tops, strict=True)
-    ]
+    ends = zip((0.5, 1.5), levels, tops, strict=True)
+    heights = [(base - level, base - top) for base, level, top in ends]
     assert heights == pytest.approx(np.array([[1, 3 / 4], [1, 2 / 4]]) * heights[0][0])
     assert heights[0][0] < 1  # of a row
     assert axes.get_title(loc="left") == "held, peak 3, dashed: limit 4"

@@ -155,7 +155,6 @@ def test_columns_that_cannot_be_are_named(tmp_path, mistake):
     assert "--columns must be one of model, layers" in mistake(*options, "tensors=2")
     assert "--columns must be as" in mistake(*options, "tensor=2,tensor=4")
     assert "accelerators must be a whole number" in mistake(*options, COLUMNS.replace("=8", "=x"))
-    assert "needs --from" in mistake("init", "rows", "--columns", "x")
 
 
 def read_log(path, text, columns, answer, encoding="utf-8"):
