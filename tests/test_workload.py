@@ -18,6 +18,7 @@ from pipejax.costs.layers.formulas import (
     layer_activation_bytes,
     layer_flop,
     layer_weight_grad_bytes,
+    model_flop,
 )
 from pipejax.costs.model.layout import Layout
 from pipejax.costs.model.model import model_names
@@ -174,6 +175,23 @@ def test_layers_are_assigned_whole():
         assert layers[0] == layers.min() == layers[-1]
     asymmetric = pj.schedules.build("chimera-asymmetric", num_workers=4, num_microbatches=2)
     assert stage_layers(pj.load_model("tabular-128l"), asymmetric).tolist() == [21, 21, 43, 43]
+
+
+@pytest.mark.parametrize(("window", "windowed"), [(4096, 32), (1024, 27), (128, 16)])
+def test_a_window_counts_only_its_pairs(window, windowed):
+    model = dataclasses.replace(pj.load_model("llama3-8b"), sequence=32768)
+    local = dataclasses.replace(model, window=window, windowed_layers=windowed)
+    # two products of 4096 units for each pair, once forward and twice back, of one sequence
+    pairs = windowed * 32768 * (32768 - window)
+    assert model_flop(model, 1) - model_flop(local, 1) == pytest.approx(3 * 2 * 2 * 4096 * pairs)
+    # a machine without `kernels` prices the forward of a whole layer by its FLOP
+    system = pj.load_system("slow_nw_mid_cp")
+    table = pj.schedules.build("1f1b", num_workers=1, num_microbatches=1)
+    dense, near = (
+        float(np.ravel(pj.stage_costs(pj.Workload(m, 1), system, table).forward)[0])
+        for m in (model, local)
+    )
+    assert dense - near == pytest.approx(2 * 2 * 4096 * pairs / 1e15)
 
 
 def test_stage_costs_by_hand():

@@ -35,15 +35,15 @@ def layer_flop(
     """Count a layer's FLOP by phase; in a GPT F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2."""
     # I and W are the input and weight gradients; I includes recomputation. Attention counts all s^2
     # pairs of tokens, as published formulas do, also those that a kernel skips under a causal mask.
+    # In layers with a window of w tokens, attention counts s w pairs.
     # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1.
     recompute = check_recompute(recompute)
     tokens = num_tokens(model, microbatch_size)
     linear = 2 * tokens * model.active_matrices(kind)
-    scores = 2 * tokens * model.sequence * (model.query_hidden + model.output_hidden)
+    pairs = tokens * model.scored_tokens
+    scores = 2 * pairs * (model.query_hidden + model.output_hidden)
     # a flash kernel keeps no scores: I multiplies queries and keys once more
-    flash_scores = (
-        2 * tokens * model.sequence * model.query_hidden if model.flash_attention else 0.0
-    )
+    flash_scores = 2 * pairs * model.query_hidden if model.flash_attention else 0.0
     if recompute == "full":
         repeated = linear + scores
     else:
