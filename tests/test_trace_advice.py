@@ -10,6 +10,7 @@ import pytest
 import trace_truth as truth
 
 import pipejax as pj
+from pipejax.schedules.cells.ops import format_cell
 from pipejax.schedules.table.table_files import to_json
 
 STEPS = 5
@@ -286,3 +287,95 @@ def test_rows_of_a_planned_schedule_are_named(name, slots, tmp_path):
     assert rows[0] == rows[1]
     trace = pj.traces.record_runs([pj.evaluate(table, costs)] * 3)
     assert pj.traces.analyse(trace, schedules=["1f1b"]).schedule is not None
+
+
+RECOMPUTED = {"forward": 10.0, "recompute": 7.0}
+WHOLE_BACKWARD = RECOMPUTED | {"backward": 15.0}
+SPLIT_BACKWARD = RECOMPUTED | {"input_grad": 8.0, "weight_grad": 7.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "times", "other"),
+    [
+        ("1f1b", {}, WHOLE_BACKWARD, "zb-h1"),
+        ("gpipe", {}, WHOLE_BACKWARD, "zb-h1"),
+        ("interleaved-1f1b", {"stages_per_worker": 2}, WHOLE_BACKWARD, "interleaved-zb"),
+        ("zb-h1", {}, SPLIT_BACKWARD, "1f1b"),
+    ],
+)
+def test_recomputations_of_a_trace_are_ops(name, options, times, other, tmp_path, answer):
+    def recomputed(name):
+        built = pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
+        return built.with_recomputation()
+
+    table, costs = recomputed(name), pj.Costs(**times)
+    run = pj.evaluate(table, costs)
+    result = pj.traces.analyse(pj.traces.record_runs([run] * 4), schedules=[other])
+    assert result.schedule.startswith(name)
+    assert result.advice.step_time == pytest.approx(run.makespan)
+    measured = pj.traces.measured_costs(result.replay)
+    assert measured.recompute.tolist() == pytest.approx([7.0] * table.num_stages)
+    # another schedule recomputes, too
+    step = pj.evaluate(recomputed(other), costs).makespan
+    saving = [remedy for remedy in result.advice.remedies if remedy.kind == "schedule"]
+    assert [remedy.step_time for remedy in saving] == pytest.approx([step] * len(saving))
+    assert bool(saving) is (step < run.makespan)
+    # and so it does beside the table's file
+    path = tmp_path / "table.json"
+    path.write_text(to_json(table))
+    letters = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
+    text = ",".join(f"{letters.get(field, 'R')}={seconds}" for field, seconds in times.items())
+    report = answer("explain", "-t", path, "-T", text, "--schedules", other)
+    steps = [row["step_time"] for row in report["remedies"] if row["what"].startswith("schedule")]
+    assert steps == pytest.approx([step] * len(steps))
+    assert bool(steps) is (step < run.makespan)
+
+
+HEAD = "step,rank,stage,phase,microbatch,start_ms,end_ms\n"
+
+
+def rows_of_a_recomputed_run(phase, columns):
+    """Return a CSV of two steps in which each backward has a recomputation by this name."""
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4).with_recomputation()
+    trace = pj.traces.record_runs([pj.evaluate(table, pj.Costs(**WHOLE_BACKWARD))] * 2)
+    names = HEAD.strip().split(",")
+    lines = [",".join(columns)]
+    for row in range(len(trace)):
+        letter = trace.phases[trace.phase[row]]
+        values = [trace.step[row], trace.worker[row], trace.stage[row]]
+        values += [phase if letter == "R" else letter, trace.microbatch[row]]
+        values += [10 * trace.start[row], 10 * trace.end[row]]
+        cells = dict(zip(names, map(str, values), strict=True))
+        lines.append(",".join(cells[name] for name in columns))
+    return "\n".join([*lines, ""])
+
+
+def test_recomputations_are_named_and_numbered(tmp_path, answer, mistake):
+    columns = HEAD.strip().split(",")
+    path = tmp_path / "run.csv"
+    path.write_text(rows_of_a_recomputed_run("again", columns))
+    assert "W=again or R=again (recomputation)" in mistake("trace", path)
+    report = answer("trace", path, "--columns", "R=again")
+    # (10 + 15 + 7) x 4 microbatches on the last worker, and F and B of one on the first
+    assert report["step_time"] == pytest.approx((32 * 4 + 25) / 100)
+    assert {row["name"] for row in report["op_times"] if row["kind"] == "op"} == {"F", "B", "R"}
+    path.write_text(rows_of_a_recomputed_run("R", [name for name in columns if name != "stage"]))
+    assert "must say stage and microbatch of its 16 recomputations (R)" in mistake("trace", path)
+
+
+@pytest.mark.parametrize("times", ["R=7", "UNSHARD=8"])
+def test_other_schedules_without_the_cells_of_a_table_are_no_remedies(times, tmp_path, answer):
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    if times == "R=7":  # on the first stage only
+        rows = [
+            [cell for cell in row if not (cell and cell[0].phase.name == "R" and cell[0].stage)]
+            for row in table.with_recomputation().rows()
+        ]
+        table = table.with_rows(rows)
+    else:
+        rows = [[f"{k}UNSHARD", *map(format_cell, row)] for k, row in enumerate(table.rows())]
+        table = pj.ScheduleTable.from_rows(rows)
+    path = tmp_path / "table.json"
+    path.write_text(to_json(table))
+    report = answer("explain", "-t", path, "-T", f"F=10,B=15,{times}", "--schedules", "zb-h1")
+    assert not [row for row in report["remedies"] if row["what"].startswith("schedule")]

@@ -33,6 +33,7 @@ def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
 
     Returns:
       Name and options of the builder. Planned schedules, whose rows depend on times, are not tried.
+      Recomputations (R) do not count: they do not change the order of other ops.
 
     Example:
       >>> import pipejax as pj
@@ -41,7 +42,7 @@ def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
       ('1f1b', {})
     """
     check_types(table=(table, ScheduleTable))
-    return _find(table, ())
+    return _find(table, (Phase.R,))
 
 
 def _find(

@@ -13,7 +13,7 @@ from pipejax.base.display import short_repr, with_short_repr
 
 NONE = -1  # stage or microbatch of a slice that has no stage or microbatch
 # phases of pipeline ops; other phases are collectives, the optimizer and the like
-OPS = ("F", "B", "I", "W")
+OPS = ("F", "B", "I", "W", "R")
 # Phases of messages. Their slices show which worker waited, not the time of the message, so they
 # are no nodes of a step.
 MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "WAIT_SEND_F", "WAIT_SEND_B")

@@ -14,14 +14,20 @@ from pipejax.analysis.step.step_report import WAITS, without_rules
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS
-from pipejax.costs.edits import Microbatches, ScaledTimes
+from pipejax.costs.edits import (
+    Edit,
+    Microbatches,
+    RecomputeCells,
+    ScaledTimes,
+    ShardingCells,
+)
 from pipejax.costs.model.launchers import COMBINED, LAUNCHERS
 from pipejax.costs.model.stack import load_stack
 from pipejax.costs.model.workload import Workload, assign_layers, model_parts, with_stage_layers
 from pipejax.costs.scaling import GROUPS
 from pipejax.costs.sources import HALVED
 from pipejax.costs.topology import places_on
-from pipejax.schedules.cells.ops import ScheduleError
+from pipejax.schedules.cells.ops import Phase, ScheduleError
 from pipejax.schedules.naming import find
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.links import POSTINGS
@@ -54,11 +60,22 @@ MAX_OPS_PLANNED = 128  # largest number of microbatches x workers for which slow
 MAX_OPS = 1 << 14  # largest number of stages x microbatches of a table that is tried
 
 
+# edits that give another schedule the cells of these phases
+CELL_EDITS: Mapping[Phase, type[Edit]] = {
+    Phase.R: RecomputeCells,
+    Phase.UNSHARD: ShardingCells,
+    Phase.REDUCE_GRAD: ShardingCells,
+}
+
+
 def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[Candidate]:
     """Yield all other synchronous schedules with the same workers and microbatches."""
     # By default, all schedules of the registry are tried, without those that take long to plan.
     table, scenario = run.table, run.scenario
-    if not table.grammar.is_usual:
+    edits = (edit for phase, edit in CELL_EDITS.items() if phase in table.used_phases)
+    has_workload = scenario.source.workload is not None  # a model prices work without such cells
+    has_same_cells = has_workload or all(map(scenario.find_edit, edits))
+    if not has_same_cells or not table.grammar.is_usual:
         return  # no other schedule has the same ops
     ops = table.num_workers * table.num_microbatches
     if names is None:

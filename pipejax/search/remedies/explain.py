@@ -20,6 +20,7 @@ from pipejax.base.display import short_repr
 from pipejax.base.jax_on_demand import mapped
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
+from pipejax.costs.edits import RecomputeCells
 from pipejax.costs.model.launchers import COMBINED as COMBINED_1F1B, Launch, find_launcher
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.sources import ModelCosts
@@ -28,7 +29,7 @@ from pipejax.costs.system.parts import HEADROOM
 from pipejax.costs.system.system import System
 from pipejax.engine.lowering.program import makespan_on_host
 from pipejax.engine.pricing import lower_and_price
-from pipejax.schedules.cells.ops import UNIT_SLOTS
+from pipejax.schedules.cells.ops import UNIT_SLOTS, Phase
 from pipejax.schedules.naming import named
 from pipejax.schedules.registry import REGISTRY, has_same_order, registered
 from pipejax.schedules.table.links import Links
@@ -326,13 +327,17 @@ def named_scenario(scenario: Scenario) -> Scenario:
     if isinstance(scenario.schedule, str) and scenario.schedule in REGISTRY:
         return scenario
     table = scenario.replace(edits=()).table()
+    cells = (RecomputeCells(),) if Phase.R in table.used_phases else ()
+    if cells and has_same_order(table, table.with_recomputation()):
+        scenario = scenario.with_edit(*cells)  # other schedules recompute, too
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
     for name, variant in (*filter(None, [registered(table)]), *_planned_schedules(table)):
         match = scenario.replace(schedule=name, options=variant, **size)
         try:
             # a file may have other idle slots than a plan for these times
-            is_same = has_same_order if REGISTRY[name].planned else is_same_table
-            if is_same(match.replace(edits=()).table(), table):
+            has_other_slots = bool(cells) or REGISTRY[name].planned
+            is_same = has_same_order if has_other_slots else is_same_table
+            if is_same(match.replace(edits=cells).table(), table):
                 return match
         except ValueError:  # no such schedule exists for these numbers
             continue

@@ -15,6 +15,7 @@ from pipejax.base.display import ResultList, short_repr, with_short_repr
 from pipejax.base.progress import OnProgress, telling
 from pipejax.costs.costs import Costs
 from pipejax.costs.edits import SlowWorkers
+from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.registry import registered
 from pipejax.schedules.table.links import Links
 from pipejax.search.orders.deal import deals
@@ -182,7 +183,7 @@ def trace_scenario(replayed: Replay, stragglers: Mapping[int, float]) -> Scenari
     """Return the scenario of the most frequent table, with mean recorded times."""
     table, costs = replayed.pipelines.table, measured_costs(replayed, stragglers=stragglers)
     match, edits = registered(table), (SlowWorkers(stragglers),) if stragglers else ()
-    if match is None:
+    if match is None or Phase.R in table.used_phases:  # `explain` compares recomputations
         return Scenario(table, costs=costs, link=replayed.links, edits=edits)
     name, options = match
     sizes = table.num_workers, table.num_microbatches // table.grammar.slices

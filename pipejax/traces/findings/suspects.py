@@ -45,7 +45,7 @@ MAX_LISTED = 10  # largest number of suspects of a kind
 GAP_ERROR = 0.1  # standard error of the time between two steps, over the median op
 MIN_MESSAGE_DELAY = 0.05  # smallest delay of messages on a suspect link, over the median op
 MAX_OTHER_PHASE = 0.25  # largest excess of other phases, over the excess of the slow phase
-PHASES = "forwards", "backwards", "input gradients", "weight gradients"  # of `OPS`
+PHASES = "forwards", "backwards", "input gradients", "weight gradients", "recomputations"
 # {kind of suspect: sentence with the ratio to the others}
 WHY: Mapping[str, str] = load_json(Path(__file__).with_name("suspects.json"))
 

@@ -33,6 +33,7 @@ def finish_trace(
     # `columns` have one entry per slice; numbers may be NaN. A column `chunk`, the number of a
     # stage on its worker, may replace `stage`. With `by_step`, clocks restart in each step.
     kind = np.array([KINDS.get(name, NONE) for name in phases], np.int64)[columns["phase"]]
+    is_op = np.array([name in OPS for name in phases], bool)[columns["phase"]]
     checks = [(~np.isfinite(columns[name]), f"its {name} is no finite number") for name in TIMES]
     checks.append((columns["end"] < columns["start"], "it ends before it starts"))
     roles = [name for name in (*INTEGERS, "chunk") if name in columns]
@@ -44,7 +45,7 @@ def finish_trace(
         checks.append((~is_whole, f"its {name} is no whole number of at least {minimum}"))
         columns[name] = np.where(is_whole, values, NONE).astype(np.int64)
     checks += [
-        ((kind >= 0) & (columns[name] < 0), f"it is an op and has no {name}")
+        (is_op & (columns[name] < 0), f"it is an op and has no {name}")
         for name in _OP_ROLES
         if name in columns
     ]

@@ -143,6 +143,9 @@ def check_phases(columns: Columns, phases: Sequence[str]) -> None:
     count = np.bincount(columns["phase"], minlength=len(phases))
     is_forward = columns["phase"] == (phases.index("F") if "F" in phases else NONE)
     for code, name in enumerate(phases):
+        if name == "R" and count[code] and not {"stage", "microbatch"} <= columns.keys():
+            why = f"must say stage and microbatch of its {count[code]} recomputations (R)"
+            raise wrong("files", why)
         if name in Phase.__members__ or not count[code] or collective_scope(name):
             continue
         is_phase = columns["phase"] == code
@@ -157,8 +160,8 @@ def check_phases(columns: Columns, phases: Sequence[str]) -> None:
             raise wrong(
                 "files",
                 f"must have phases by known names: {count[code]} slices of microbatches are of "
-                f"phase {name!r}; say which it is: --columns F={name}, B={name}, I={name} or "
-                f"W={name}",
+                f"phase {name!r}; say which it is: --columns F={name}, B={name}, I={name}, "
+                f"W={name} or R={name} (recomputation)",
             )
 
 
