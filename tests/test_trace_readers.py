@@ -527,6 +527,8 @@ def test_replicas_and_missing_ranks(tmp_path):
     result = list(zip(trace.replica.tolist(), trace.worker.tolist(), strict=True))
     assert sorted(result) == [(0, 0), (0, 1), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
     assert [(entry.what, entry.count) for entry in trace.left_out] == [("rank 4", 1)]
+    # ranks of tensor parallelism would have the same files
+    assert trace.inferred[-1].endswith("of these, give one file per stage")
 
 
 @pytest.mark.parametrize("world", [0, 16])
