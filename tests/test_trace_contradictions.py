@@ -1,5 +1,6 @@
 """Files that contradict or repeat themselves: a reader names the wrong part and uses the rest."""
 
+import itertools
 import json
 from collections import Counter
 
@@ -253,3 +254,19 @@ def test_a_wrong_clock_is_put_right_beside_one_wrong_time(lead, steps, table, tm
     corrected = {offset.worker: offset.seconds for offset in offsets if offset.is_corrected}
     assert corrected == pytest.approx({2: lead}, abs=2e-3)
     assert len(pj.traces.find_pipelines(trace).pipelines) == steps - 1
+
+
+# steps of 12 ops that begin within one second, as whole seconds or another unit say them
+@pytest.mark.parametrize(
+    "text", ["2025-03-30T01:00:{:02d}", "2025-03-30 01:00:{:02d}+02:00", "17432964{:02d}"]
+)
+def test_times_that_hide_ops_are_refused(text, tmp_path, mistake):
+    path = tmp_path / "run.csv"
+    lines = ["step,pp,stage,op,mb,start,end"]
+    for step, worker, phase, microbatch in itertools.product(range(3), (0, 1), "FB", range(3)):
+        time = text.format(10 * step)
+        lines.append(f"{step},{worker},{worker},{phase},{microbatch},{time},{time}")
+    path.write_text("\n".join([*lines, ""]))
+    options = () if "T" in text or "+" in text else ("--columns", "unit=s")
+    why = "must have finer times: 36 of 36 ops end at the time at which they start"
+    assert why in mistake("trace", path, *options)

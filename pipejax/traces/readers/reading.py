@@ -113,6 +113,7 @@ def read(
         raise wrong("columns", f"are for {in_columns.READER.form}, and no file is one", names)
     stated = {label: count for label, count in zip(labels, counts, strict=True) if count}
     _check_stated_sizes(trace, stated)
+    _check_clocks(trace)
     if _has_overlapping_steps(trace):
         why = "replicas do not wait for each other: clocks differ, or these are two jobs"
         trace = dataclasses.replace(trace, inferred=(*trace.inferred, why))
@@ -136,6 +137,14 @@ def _check_stated_sizes(trace: Trace, stated: Mapping[str, int]) -> None:
     for name, count in stated.items():
         if name in sizes and count != sizes[name]:
             raise wrong(name, f"must be {sizes[name]:g}, as in the files, got {count}", count)
+
+
+def _check_clocks(trace: Trace) -> None:
+    """Refuse times that are so coarse that most ops take no time."""
+    seconds = (trace.end - trace.start)[trace.has_phase(OPS)]
+    if 2 * (count := int((seconds == 0).sum())) > len(seconds):
+        why = f"{count} of {len(seconds)} ops end at the time at which they start"
+        raise wrong("files", f"must have finer times: {why}")
 
 
 def _has_overlapping_steps(trace: Trace) -> bool:
