@@ -52,10 +52,20 @@ def test_sections_are_read_in_si_units(tmp_path):
     assert (parameter.name, parameter.value, parameter.unit) == ("host.launch", 50, "us")
 
 
-def test_a_number_that_no_machine_is_near_to_is_said(tmp_path):
-    memory = A100["memory"] | {"bandwidth_TB_per_s": 4000}  # GB/s, as they were meant
-    with pytest.warns(Notice, match=r"mine.json: memory.bandwidth is \d+ times the largest"):
-        read(tmp_path, memory=memory)
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [  # GB/s, ns and ns, as they were meant
+        ("memory", "bandwidth_TB_per_s", 4000),
+        ("node", "latency_us", 2000),
+        ("network", "latency_us", 10000),
+    ],
+)
+def test_a_number_that_no_machine_is_near_to_is_said(section, key, value, tmp_path):
+    changes = {section: A100[section] | {key: value}}
+    name = f"{section}.{key.split('_')[0]}"
+    with pytest.warns(Notice, match=rf"mine.json: {name} is \d+ times the largest"):
+        read(tmp_path, **changes)
+    read(tmp_path, node=A100["node"] | {"latency_us": 0})  # a latency may be left out
     assert read(tmp_path).memory_bandwidth > 0  # and of a usual one nothing: warnings are errors
 
 
@@ -65,6 +75,7 @@ def test_a_number_that_no_machine_is_near_to_is_said(tmp_path):
         ("compute", "peak_TFLOP_per_s", 0.312),
         ("memory", "bandwidth_TB_per_s", 0.002039),
         ("network", "bandwidth_GB_per_s", 25e-9),
+        ("network", "latency_us", 10e-6),  # seconds
     ],
 )
 def test_a_number_far_below_all_machines_is_said_once(section, key, value, tmp_path, call):

@@ -339,7 +339,7 @@ FAR = 30.0  # factor outside the range of built-in systems at which a unit is pr
 FAR_IN_STUDIES = 500.0  # the same factor for studies, whose numbers may leave that range
 OF_SHEETS = (
     *("compute.peak", "memory.bandwidth", "memory.capacity"),
-    *("node.bandwidth", "network.bandwidth"),
+    *("node.bandwidth", "network.bandwidth", "node.latency", "network.latency"),
 )
 
 
@@ -356,7 +356,8 @@ def _warn_of_unusual_numbers(
     """Warn about numbers far outside the range of built-in systems, whose unit may be wrong."""
     for name in {*OF_SHEETS}.intersection(names):
         values, (low, high) = np.asarray(system_number(system, name)), _built_in_range(name)
-        above, below = values.max() / high, low / values.min()
+        # a latency may be left out as 0
+        above, below = values.max() / high, low / values.min(where=values > 0, initial=high)
         if max(above, below) > far:
             side = "times the largest" if above > below else "times below the smallest"
             warnings.warn(
