@@ -182,7 +182,9 @@ def test_a_window_counts_only_its_pairs(window, windowed):
     model = dataclasses.replace(pj.load_model("llama3-8b"), sequence=32768)
     local = dataclasses.replace(model, window=window, windowed_layers=windowed)
     # two products of 4096 units for each pair, once forward and twice back, of one sequence
-    pairs = windowed * 32768 * (32768 - window)
+    # a token that attends to n tokens counts 2 n pairs, so that s tokens of a full mask count s^2
+    attended = np.minimum(np.arange(32768) + 0.5, window)
+    pairs = windowed * (32768**2 - 2 * attended.sum())
     assert model_flop(model, 1) - model_flop(local, 1) == pytest.approx(3 * 2 * 2 * 4096 * pairs)
     # a machine without `kernels` prices the forward of a whole layer by its FLOP
     system = pj.load_system("slow_nw_mid_cp")

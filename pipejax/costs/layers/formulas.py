@@ -34,13 +34,13 @@ def layer_flop(
 ) -> Phases:
     """Count a layer's FLOP by phase; in a GPT F = bsh(24h + 4s), I = bsh(24h + 8s), W = 24bsh^2."""
     # I and W are the input and weight gradients; I includes recomputation. Attention counts all s^2
-    # pairs of tokens, as published formulas do, also those that a kernel skips under a causal mask.
-    # In layers with a window of w tokens, attention counts s w pairs.
+    # pairs of tokens, as published formulas do, also those that a kernel skips under a causal mask:
+    # twice the pairs that attend. A window of w tokens leaves s w - w^2 / 2 of these.
     # source: Zero Bubble Pipeline Parallelism (arXiv:2401.10241), Table 1.
     recompute = check_recompute(recompute)
     tokens = num_tokens(model, microbatch_size)
     linear = 2 * tokens * model.active_matrices(kind)
-    pairs = tokens * model.scored_tokens
+    pairs = tokens * model.attended_by(1) * (2 if model.causal else 1)
     scores = 2 * pairs * (model.query_hidden + model.output_hidden)
     # a flash kernel keeps no scores: I multiplies queries and keys once more
     flash_scores = 2 * pairs * model.query_hidden if model.flash_attention else 0.0

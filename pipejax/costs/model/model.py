@@ -205,14 +205,6 @@ class Model:
         return in_full + (in_window - in_full) * self.windowed_layers / self.layers
 
     @property
-    def scored_tokens(self) -> Number:
-        """Return the tokens that formulas count for a token: s or the window, mean over layers."""
-        s, window = self.sequence, self.window
-        if window is None:
-            return s
-        return s + (window - s) * self.windowed_layers / self.layers
-
-    @property
     def kv_hidden(self) -> Number:
         """Return the total width of the keys of all heads."""
         return self.query_hidden * self.kv_heads / self.heads
