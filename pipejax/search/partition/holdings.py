@@ -30,7 +30,7 @@ from pipejax.costs.stage.stage_work import StageBytes, stage_bytes, stage_work
 from pipejax.costs.system.system import System
 from pipejax.schedules.table.held_activations import HeldCounts
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.search.tuning.joint import swaps, whole_with_sum
+from pipejax.search.tuning.rounding import swaps, whole_with_sum
 
 Point = Int[NumpyArray, " stages"]  # a split: index of each stage's holding
 Points = Int[NumpyArray, "points stages"]

@@ -27,7 +27,7 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import GAP, TIME_LIMIT, Found
 from pipejax.search.orders.permutations import LocalSearch
-from pipejax.search.tuning.joint import improve, swaps
+from pipejax.search.tuning.rounding import improve, swaps
 
 MAX_CHUNKS = 64  # default of the largest number of chunks
 STARTS, NUM_IMPROVED = 16, 2  # number of first cuts, and number of the best that are improved

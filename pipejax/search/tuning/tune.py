@@ -19,7 +19,6 @@ from pipejax.costs.model.launchers import find_launcher, machine_launches
 from pipejax.costs.model.workload import StageLayers, Workload
 from pipejax.search.found import Found
 from pipejax.search.tuning.joint import (
-    MAX_EXHAUSTIVE,
     PARTS,
     BestSetting,
     JointProblem,
@@ -32,6 +31,7 @@ from pipejax.search.tuning.joint import (
     search_locally,
 )
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem, price
+from pipejax.search.tuning.rounding import MAX_EXHAUSTIVE
 
 METHODS = ("local", "exhaustive")
 MAX_JOINT_EXHAUSTIVE = 1_000_000  # if several parts have at most so many settings, try all
