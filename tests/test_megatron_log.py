@@ -237,14 +237,12 @@ def test_of_several_runs_in_a_log_the_last_counts(tmp_path):
     assert "earlier runs" not in " ".join(MegatronLog.read(second).rows("llama3-8b")[1])
 
 
-PATH = "heterogeneous_layers_config_path"
+PATH, FIRST = "heterogeneous_layers_config_path", "decoder_first_pipeline_num_layers"
 WRONG = {
     "tensor_model_parallel_size is not among": {"tensor_model_parallel_size": "left out"},
     "micro_batch_size must be a whole number": {"micro_batch_size": "x"},
     f"{PATH} x.json: a row cannot": {PATH: "x.json"},
-    "7 first and 0 last layers leave 25, which must divide over 3 workers": {
-        "decoder_first_pipeline_num_layers": 7
-    },
+    "7 first and 0 last layers leave 25, which must divide over 3 workers": {FIRST: 7},
     "bf16 and fp16 are False": {"bf16": False, "fp16": False},
     "its 3 stages must be a multiple of 4 workers": {"pipeline_model_parallel_layout": "Et|t|tL"},
     "it holds no arguments, as `num_layers": {"num_layers": "left out"},

@@ -39,11 +39,7 @@ OUTPUTS = {  # commands with a mistake that is found as soon as any work begins
     "partition": (["tune", "layers", *NO_TABLE], "--out", ".txt"),
     "sensitivity": (["sensitivity", *NO_TABLE], "--figure", ".svg"),
     "staleness": (["staleness", *NO_TABLE], "--figure", ".pdf"),
-    "jitter": (
-        ["jitter", "--schedules", "nonsense", "--workers", "2", "--microbatches", "3", *LATE],
-        "--out",
-        ".zarr",
-    ),
+    "jitter": (["jitter", "--schedules", *NO_TABLE[1:], *LATE], "--out", ".zarr"),
     "calibrate": (["calibrate", "no.csv", "--system", "a100"], "--out", ".json"),
     "calibrate links": (["calibrate", "--collectives", "no.csv", "-y", "a100"], "--out", ".json"),
     "sweep": (["sweep", "run", "no.toml"], "--out", ".zarr"),

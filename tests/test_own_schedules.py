@@ -12,7 +12,9 @@ from pipejax.schedules import naming
 from pipejax.search.tuning.problem import ScheduleFamily
 from pipejax.sweep.declaration import read_sweep
 
-MINE = (Path(__file__).parent / "data" / "own_schedules.txt").read_text()
+DATA = Path(__file__).parent / "data"
+MINE = (DATA / "own_schedules.txt").read_text()
+WRONG = json.loads((DATA / "own_schedule_mistakes.json").read_text())  # names, what is said, why
 SIZE = {"num_workers": 2, "num_microbatches": 4}
 TIMES = ["--stage-times", "F=1,B=2"]
 ONE = ["--workers", 2, "--microbatches", 4, *TIMES]
@@ -102,31 +104,9 @@ def test_a_function_in_a_file(folder, answer, call):
     assert '"schedule": "mine.py:build"' in out
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("mine.py:build --schedule-options depth=3", "mine.py, line 14: ValueError: depth 3 does"),
-        ("mine.py:build --schedule-options kind=wrong", "mine.py, line 16: ZeroDivisionError"),
-        ("mine.py:build --schedule-options width=1", "mine.py:build takes no width: its options"),
-        ("mine.py:build --waves 2", "takes no waves: its options are depth, kind"),
-        ("mine.py:build --schedule-options waves=1", "it has an option, --waves"),
-        ("mine.py:smaller", "made a table of 1 workers and 1 microbatches for 2 and 4"),
-        ("mine.py:backwards", "mine.py:backwards: deadlock"),
-        ("mine.py:nothing", "must return a ScheduleTable or rows, got None"),
-        ("mine.py:leaves", "mine.py, line 30: SystemExit: 3"),
-        ("mine.py:reads", "mine.py, line 33: JSONDecodeError"),  # though raised elsewhere
-        ("mine.py:by_position", "must take num_workers and num_microbatches by name"),
-        ("mine.py:NUMBER", "mine.py:NUMBER is no function, got 3"),
-        ("mine.py:biuld", "unknown function 'biuld': known are build, smaller"),
-        ("other.py:build", "other.py"),
-        ("broken.py:build", "broken.py, line 2: SyntaxError"),
-        ("raises.py:build", "raises.py, line 1: ModuleNotFoundError"),
-        ("tables", "is a folder: name one of its tables"),
-        ("none.csv", "none.csv"),
-        ("gpipe.csv --waves 2", "a table file states all itself"),
-    ],
-)
-def test_what_is_wrong_is_one_line_with_its_place(name, says, folder, call):
+@pytest.mark.parametrize("row", WRONG, ids=lambda row: row[0])
+def test_what_is_wrong_is_one_line_with_its_place(row, folder, call):
+    name, says, *_ = row
     (folder / "broken.py").write_text("x = 1\nbuild(=\n")
     (folder / "raises.py").write_text("import no_such_module\n")
     code, _, err = call("evaluate", "--schedule", *name.split(), *ONE)

@@ -72,28 +72,9 @@ def test_what_is_read_is_written_alike(text):
     assert pj.costing.PipelineLayout.parse(str(layout)) == layout
 
 
-FOUR = ("Et", "t", "t", "tL")
-MIXED = ("Ett", "ttt", "ttm", "L")
-IN_LISTS = {
-    '[["embedding","decoder"],["decoder"],["decoder"],["decoder","loss"]]': FOUR,  # JSON
-    "[['embedding', 'decoder'], ['decoder'], ['decoder'], ['decoder', 'loss']]": FOUR,  # Python
-    "(('embedding', 'decoder'), ('decoder',), ('decoder',), ('decoder', 'loss'))": FOUR,
-    "[[embedding,decoder],[decoder],[decoder],[decoder,loss]]": FOUR,  # words as Hydra has them
-    '"Et|t|t|tL"': FOUR,  # quotes that a shell or YAML left
-    "'\"Et | t | t | tL\"'": FOUR,
-    '["Et", "t", "t", "tL"]': FOUR,  # a text for each stage
-    '[["E", "t"], ["t"], ["t"], ["t", "L"]]': FOUR,
-    # as recipes write it: sums and multiples
-    '[["embedding"] + ["decoder"]] + [["decoder"]] * 2 + [["decoder"] * 1 + ["loss"]]': FOUR,
-    '[["embedding"] + 2 * ["decoder"], ["decoder"] * 3, ["decoder"] * 2 + ["mtp"], ["loss"]]': MIXED,
-    # a list for each rank and in it for each virtual stage: rank 0 has stages 0 and 2
-    '[[["embedding","decoder"],["decoder"]],[["decoder"],["decoder","loss"]]]': FOUR,
-    '[[["embedding","decoder"]],[["decoder"]],[["decoder"]],[["decoder","loss"]]]': FOUR,
-    # two words for the head, and a head for each token
-    '[["Embedding","decoder"],["decoder"],["decoder"],["decoder","head","loss"]]': FOUR,
-    '[["embedding"],["decoder"],["mtp"],["loss","loss"]]': ("E", "t", "m", "LL"),
-    '[["embedding"],[],["decoder"],["output"]]': ("E", "", "t", "L"),
-}
+# texts of lists, their stages and whose way of writing it is
+ROWS = json.loads((Path(__file__).parent / "data" / "layouts_in_lists.json").read_text())
+IN_LISTS = {text: tuple(stages) for text, stages, *_ in ROWS}
 
 
 @pytest.mark.parametrize("text", IN_LISTS)
@@ -337,23 +318,15 @@ def test_work_of_a_layout_is_priced_alike_from_its_distinct_stages():
 @pytest.mark.parametrize(
     ("model", "degrees", "cuts"),
     [
-        ("llama3-8b", {"tensor": 8, "context": 2}, ""),
-        ("llama3-8b", {"tensor": 3}, "3-way tensor parallelism does not divide 32 heads"),
+        ("llama3-8b", "tensor 8 context 2", ""),
+        ("llama3-8b", "tensor 3", "3-way tensor parallelism does not divide 32 heads"),
         # 8 divides 96 heads of queries, but not 12 of keys and values
-        ("grouped.json", {"tensor": 4}, ""),
-        (
-            "grouped.json",
-            {"tensor": 8},
-            "8-way tensor parallelism does not divide 12 heads of keys",
-        ),
-        ("grouped.json", {"tensor": 32}, "does not divide 28688 columns of the MLP"),
-        ("llama3-8b", {"tensor": 16}, ""),
-        ("llama3-8b", {"context": 7}, "7-way context parallelism does not divide 8192 tok"),
-        (
-            "mixtral-8x7b",
-            {"expert": 3, "data": 3},
-            "3-way expert parallelism does not divide 8 exp",
-        ),
+        ("grouped.json", "tensor 4", ""),
+        ("grouped.json", "tensor 8", "8-way tensor parallelism does not divide 12 heads of keys"),
+        ("grouped.json", "tensor 32", "does not divide 28688 columns of the MLP"),
+        ("llama3-8b", "tensor 16", ""),
+        ("llama3-8b", "context 7", "7-way context parallelism does not divide 8192 tok"),
+        ("mixtral-8x7b", "expert 3 data 3", "3-way expert parallelism does not divide 8 exp"),
     ],
 )
 def test_degrees_that_cut_unequal_parts_are_named(
@@ -362,7 +335,7 @@ def test_degrees_that_cut_unequal_parts_are_named(
     monkeypatch.chdir(tmp_path)
     grouped = {"heads": 96, "kv_heads": 12, "hidden": 12288, "ffn_hidden": 28688}
     Path("grouped.json").write_text(json.dumps(own_model("llama3-8b") | grouped))
-    options = [word for key, n in degrees.items() for word in (f"--{key}-parallel", n)]
+    options = re.sub("([a-z]+)", r"--\1-parallel", degrees).split()
     line = ("-s", "1f1b", "-P", 4, "-M", 8, "-m", model, "-y", "h100", "--minibatch", 8, *options)
     notes = " ".join(answer("evaluate", *line).get("notes", ()))
     assert cuts in notes

@@ -1,6 +1,8 @@
 """Parameters of a rank, to the digit: sums by hand, and what two public logs of 2021 print."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -56,6 +58,13 @@ HALF, EDGE = (ATTENTION + MLP) // 2 + NORMS, 1000 * 64 // 2  # of a layer; of em
 WORDS, PLACES = 1024 * 64, 32 * 64  # of a small GPT
 SPARSE = (UP + EXPERT) // 4 + DOWN + NORMS + 8 * 64 + 8 * EXPERT // 2  # one latent layer
 T2, T4, T8 = ({"tensor_parallel": t} for t in (2, 4, 8))
+THIRTEEN = (1_712_942_080, 1_573_350_400, 1_573_350_400, 1_702_466_560)
+SMALL = gpt(4, 64, 1024, 32)
+UNTIED = dataclasses.replace(SMALL, tied_embeddings=False)
+BARE = 4 * gpt_layer(64, 4) + PLACES + 2 * 64
+QUARTER = MIXTRAL_LAYER // 4 + MIXTRAL_EXPERTS // (2 * 2) + MIXTRAL_WHOLE
+# attention; the bias behind it and two norms; the router; experts
+BIASED = (4 * 64 * 64 + 3 * 64) // 2, 64 + 4 * 64, (64 + 1) * 8, 4 * ((2 * 64 * 24 + 24) // 2 + 64)
 HEADLESS = dataclasses.replace(llama(), vocabulary=0)
 MTP = 2 * 64 * 64 // 2 + 3 * 64  # what a layer for a further token has more
 FURTHER, LAST = llama(mtp_layers=1), 3 * HALF + MTP
@@ -64,35 +73,16 @@ CASES = {
     "log, 36 layers, t 2 p 2": (gpt(36, 1280, 50432, 1024), 2, T2, (210_753_280, 209_445_120)),
     # the difference of the middle is 10 layers of h 5120; of the ends 50,432 h / 2, and 2,048 h of
     # positions on the first and 2 h of the norm on the last
-    "log, 13 billion, t 2 p 4": (
-        gpt(40, 5120, 50432, 2048),
-        4,
-        T2,
-        (1_712_942_080, 1_573_350_400, 1_573_350_400, 1_702_466_560),
-    ),
-    "tied on one worker: no copy": (
-        gpt(4, 64, 1024, 32),
-        1,
-        T4,
-        (4 * gpt_layer(64, 4) + WORDS // 4 + PLACES + 2 * 64,),
-    ),
-    "untied, with positions": (
-        gpt(4, 64, 1024, 32, tied_embeddings=False),
-        1,
-        T4,
-        (4 * gpt_layer(64, 4) + 2 * WORDS // 4 + PLACES + 2 * 64,),
-    ),
+    "log, 13 billion, t 2 p 4": (gpt(40, 5120, 50432, 2048), 4, T2, THIRTEEN),
+    "tied on one worker: no copy": (SMALL, 1, T4, (BARE + WORDS // 4,)),
+    "untied, with positions": (UNTIED, 1, T4, (BARE + 2 * WORDS // 4,)),
     "norms with biases, products without": (
-        gpt(2, 64, 1024, 32, biases=False, norm_biases=True),
-        2,
-        T2,
+        *(gpt(2, 64, 1024, 32, biases=False, norm_biases=True), 2, T2),
         tuple(12 * 64 * 64 // 2 + 4 * 64 + WORDS // 2 + more for more in (PLACES, 2 * 64)),
     ),
     "grouped queries, no biases": (llama(), 2, T2, (2 * HALF + EDGE, 2 * HALF + EDGE + 64)),
     "biases of queries, keys and values, norms of a head": (
-        llama(qkv_biases=True, qk_norms=True),
-        1,
-        T2,
+        *(llama(qkv_biases=True, qk_norms=True), 1, T2),
         (4 * ((ATTENTION + MLP + 64 + 2 * 16) // 2 + NORMS + 2 * 8) + 1000 * 64 + 64,),
     ),
     "no head, no norm before it": (HEADLESS, 2, T2, (2 * HALF,) * 2),
@@ -106,33 +96,14 @@ CASES = {
         (6_038_880_256, 6_038_884_352),
     ),
     "mixtral, t 4 e 2 etp 2": (
-        MIXTRAL,
-        1,
-        T4 | {"expert_parallel": 2, "expert_tensor_parallel": 2},
-        (
-            32 * (MIXTRAL_LAYER // 4 + MIXTRAL_EXPERTS // (2 * 2) + MIXTRAL_WHOLE)
-            + 2 * 32000 * 4096 // 4
-            + 4096,
-        ),
+        *(MIXTRAL, 1, T4 | {"expert_parallel": 2, "expert_tensor_parallel": 2}),
+        (32 * QUARTER + 2 * 32000 * 4096 // 4 + 4096,),
     ),
     # GPT with experts: 7 h of biases are now 3 h of queries, keys, values and per expert f inside,
     # h behind; the router has a bias for each expert
     "biases in experts and router, t 2 e 2 etp 2": (
-        gpt(2, 64, 1024, 32, moe=MOE),
-        1,
-        T2 | {"expert_parallel": 2, "data_parallel": 2},
-        (
-            2
-            * (
-                (4 * 64 * 64 + 3 * 64) // 2  # attention
-                + (64 + 4 * 64)  # bias behind it, two norms
-                + (64 + 1) * 8  # router
-                + 8 // 2 * ((2 * 64 * 24 + 24) // 2 + 64)
-            )
-            + WORDS // 2
-            + PLACES
-            + 2 * 64,
-        ),
+        *(gpt(2, 64, 1024, 32, moe=MOE), 1, T2 | {"expert_parallel": 2, "data_parallel": 2}),
+        (2 * sum(BIASED) + WORDS // 2 + PLACES + 2 * 64,),
     ),
     # the first of 4 layers is dense; the ways down and both norms of latent attention are whole
     "latent attention, a shared expert, t 4 e 2 etp 1": (
@@ -277,27 +248,15 @@ def test_a_plan_searches_whole_and_cut_experts():
 
 # Shapes of models: published parameters, and files that describe what cannot be
 
-PUBLISHED = {  # billions: all, and those that one token meets
-    "llama3-8b": (8.03, 8.03),
-    "llama3-70b": (70.6, 70.6),
-    "llama3-405b": (405.9, 405.9),
-    "gpt3-175b": (174.6, 174.6),
-    "gpt-1t": (1008.0, 1008.0),
-    "deepseek-v2": (236, 21),
-    "deepseek-v3": (671, 37),
-    "mixtral-8x7b": (46.7, 12.9),
-    "mixtral-8x22b": (141, 39),
-    "qwen3-30b-a3b": (30.5, 3.3),
-    "qwen3-235b-a22b": (235, 22),
-    "gpt-oss-120b": (116.83, 5.13),  # without the embedding, as its model card counts
-}
+# billions: all, and those that one token meets
+PUBLISHED = json.loads((Path(__file__).parent / "data/published_parameters.json").read_text())
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_parameters(name):
     model = pj.load_model(name)
     active = model.active_parameters
-    if name == "gpt-oss-120b":
+    if name == "gpt-oss-120b":  # its model card counts so
         active -= model.embedding_parameters
     for result, printed in zip((model.parameters, active), PUBLISHED[name], strict=True):
         assert result / 1e9 == pytest.approx(printed, rel=0.021 if printed < 50 else 0.004)

@@ -199,20 +199,12 @@ def test_each_condition_that_fails_has_its_line(call):
 @pytest.mark.parametrize(
     ("text", "answer", "lines"),
     [
-        ("suspects.seconds < 0.1 s", {"suspects": []}, []),  # none is above
-        ("odd_steps < 3", {"odd_steps": []}, []),
-        ("suspects.seconds < 0.1 s", {"suspects": [{"seconds": 0.05}]}, []),
-        (
-            "suspects.place.step < 1",
-            {"suspects": [{"place": {}}]},
-            ["suspects[0].place.step is null"],
-        ),
-        (
-            "suspects.seconds < 0.1 s",
-            {"suspects": [{"seconds": 0.2}, {}]},
-            ["suspects[0].seconds is"],
-        ),
-        ("suspects.seconds < 0.1 s", {"suspects": [{}]}, ["suspects[0].seconds is null"]),
+        ("suspects.seconds < 0.1 s", {"suspects": []}, ()),  # none is above
+        ("odd_steps < 3", {"odd_steps": []}, ()),
+        ("suspects.seconds < 0.1 s", {"suspects": [{"seconds": 0.05}]}, ()),
+        ("suspects.place.step < 1", {"suspects": [{"place": {}}]}, ("place.step is null",)),
+        ("suspects.seconds < 0.1 s", {"suspects": [{"seconds": 0.2}, {}]}, ("seconds is",)),
+        ("suspects.seconds < 0.1 s", {"suspects": [{}]}, ("seconds is null",)),
     ],
 )
 def test_all_entries_of_a_list_have_to_hold(text, answer, lines):
@@ -220,7 +212,7 @@ def test_all_entries_of_a_list_have_to_hold(text, answer, lines):
     results = verdicts(parse_assertions("trace", [text]), answer)
     failures = [line for is_met, line in results if not is_met]
     assert len(failures) == len(lines)
-    assert all(line in failure for line, failure in zip(lines, failures, strict=True))
+    assert all(f"suspects[0].{n}" in line for n, line in zip(lines, failures, strict=True))
 
 
 @pytest.mark.parametrize("answer", [{}, {"remedies": []}, {"remedies": None}])
@@ -232,10 +224,8 @@ def test_an_entry_that_is_not_there_is_named(answer):
 
 def test_a_value_that_this_answer_lacks(call):
     code, _, err = call(*RUN, "--assert", "tokens_per_second > 3")
-    assert (code, err) == (
-        2,
-        "error: --assert 'tokens_per_second > 3': this answer has no tokens_per_second\n",
-    )
+    line = "--assert 'tokens_per_second > 3': this answer has no tokens_per_second"
+    assert (code, err) == (2, f"error: {line}\n")
 
 
 def test_printed_commands_do_not_repeat_conditions(answer):

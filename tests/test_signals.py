@@ -36,6 +36,7 @@ precision,stack,seconds
 gpt3-175b,8,1,1,1,8,1,1,64,0,0,0,8,1,0,1f1b,none,bf16,megatron-lm-2021,18.13
 """  # every column: a default that is taken is a warning
 JOB = str(Path(__file__).parents[1] / "examples" / "production_job.parquet")
+JITTERED = shlex.split("--schedules 1f1b,gpipe -T F=1,B=2 --op lognormal:0.1")
 # one command of each kind of work and of file -> (seconds that it takes at most, or is left, its arguments); {} is a folder of its own
 RUNS = {
     "optimize": (6, [*SEARCH, "--memory-limit", "4", "--store", "{}/store", "--out", "{}/x.csv"]),
@@ -44,13 +45,7 @@ RUNS = {
     "tune": (10, ["size,layers,recompute", *MODEL, "--workers", "8", "--method", "local"]),
     "plan": (8, [*MODEL[:4], "--gpus", "64", "--minibatch", "64", "--out", "{}/x.zarr"]),
     "sweep": (8, ["run", "{}/grid.toml", "--out", "{}/x.zarr"]),
-    "jitter": (
-        5,
-        [
-            *LONG[2:],
-            *shlex.split("--schedules 1f1b,gpipe -T F=1,B=2 --op lognormal:0.1 --out {}/x.zarr"),
-        ],
-    ),
+    "jitter": (5, [*LONG[2:], *JITTERED, "--out", "{}/x.zarr"]),
     "sensitivity": (5, [*LONG, *MODEL, "--out", "{}/x.png"]),
     "show": (3, [*ONE, "--out", "{}/x.svg"]),
     "show on a page": (2, [*ONE, "--out", "{}/x.html"]),
@@ -172,6 +167,7 @@ SWALLOWS = """
         except BaseException:
             pass"""
 SIGINT = signal.SIGINT
+FULL = ": not all that was found could be reported: disk full"
 # what is done at an interrupt, and meanwhile; signals; most seconds; what the line adds
 ENDS = {
     "at work": ("None", "time.sleep(60)", [SIGINT], 1, ""),
@@ -179,13 +175,7 @@ ENDS = {
     "whatever catches it": ("None", SWALLOWS, [SIGINT], 1, ""),
     "in words that take too long": ("time.sleep(60)", "time.sleep(60)", [SIGINT], 2, ""),
     "twice": ("time.sleep(60)", "time.sleep(60)", [SIGINT, SIGINT], 1, ""),
-    "with words that fail": (
-        "fail()",
-        "time.sleep(60)",
-        [SIGINT],
-        1,
-        ": not all that was found could be reported: disk full",
-    ),
+    "with words that fail": ("fail()", "time.sleep(60)", [SIGINT], 1, FULL),
 }
 
 

@@ -82,26 +82,16 @@ TWO = ["--workers", 2, "--microbatches", 2]
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches"]
 MODEL = ["--model", "gpt-22b", "--system", "h100"]
 SEARCHED = [*MODEL, "--workers", 4, "--minibatch", HUGE]
+GPIPE = ["jitter", "--schedules", "gpipe"]
+NEAREST = "7 microbatches do not divide a minibatch of 1000000000: the nearest that do are 5 and 8"
 COMMANDS = {
     "evaluate": (["evaluate", *ONE, HUGE, *T], TOO_LARGE),
     "digits": (["evaluate", *ONE, "9" * 5000, *T], "--microbatches"),
     "beyond": (["evaluate", *ONE, 10**30, *T], "--microbatches must be at most 1000000000"),
-    "minibatch": (
-        ["evaluate", *ONE, 7, *MODEL, "--minibatch", HUGE],
-        "7 microbatches do not divide a minibatch of 1000000000: the nearest that do are 5 and 8",
-    ),
-    "compare": (
-        ["compare", "--schedules", "gpipe,1f1b", "--workers", 10**6, "--microbatches", "8", *T],
-        TOO_LARGE,
-    ),
-    "jitter": (
-        ["jitter", "--schedules", "gpipe", "--workers", 4, "--microbatches", HUGE, *T],
-        TOO_LARGE,
-    ),
-    "samples": (
-        ["jitter", "--schedules", "gpipe", *TWO, *T, "--samples", 2**33],
-        "--samples must be at most",
-    ),
+    "minibatch": (["evaluate", *ONE, 7, *MODEL, "--minibatch", HUGE], NEAREST),
+    "compare": (["compare", *GPIPE[1:], "--workers", 10**6, "--microbatches", "8", *T], TOO_LARGE),
+    "jitter": ([*GPIPE, "--workers", 4, "--microbatches", HUGE, *T], TOO_LARGE),
+    "samples": ([*GPIPE, *TWO, *T, "--samples", 2**33], "--samples must be at most"),
     "optimize": (["optimize", *ONE, HUGE, *T, "--memory-limit", 2, "--no-store"], TOO_LARGE),
     "show": (["show", *ONE, HUGE], TOO_LARGE),
     "width": (["show", *ONE, 4, "--width", HUGE], "--width"),

@@ -360,21 +360,12 @@ def test_the_page_says_what_the_terms_are_predicted_to_bring(arguments, seconds)
 LORA = {"lora_rank": 16}
 # inputs and outputs of the linear layers of one layer, counted by hand: all but routed experts, and
 # those of one expert
+QUERIES, KEYS = (7168 + 1536) + (1536 + 128 * 192), (7168 + 576) + (512 + 128 * 256)
+LATENT, EXPERT = QUERIES + KEYS + (128 * 128 + 7168), (7168 + 4096) + (2048 + 7168)
 SIDES = {
     "llama3-8b": ("dense", (4096 + 6144) + (4096 + 4096) + (4096 + 28672) + (14336 + 4096), 0),
     "qwen3-30b-a3b": ("moe", (2048 + 5120) + (4096 + 2048), (2048 + 1536) + (768 + 2048)),
-    "deepseek-v3": (
-        "moe",
-        (7168 + 1536)
-        + (1536 + 128 * 192)
-        + (7168 + 576)
-        + (512 + 128 * 256)
-        + (128 * 128 + 7168)
-        # one shared expert
-        + (7168 + 4096)
-        + (2048 + 7168),
-        (7168 + 4096) + (2048 + 7168),
-    ),
+    "deepseek-v3": ("moe", LATENT + EXPERT, EXPERT),  # with one shared expert
 }
 
 
