@@ -229,13 +229,8 @@ def test_ops_take_what_stage_costs_say(a100, tmp_path):
     for k in range(len(rows)):
         size = int(rows.microbatch_size[k])
         table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=4)
-        workload = pj.Workload(
-            pj.load_model("gpt-22b"),
-            4 * size,
-            tensor_parallel=int(rows.tensor[k]),
-            sequence_parallel=True,
-            scatter_gather=True,
-        )
+        split = {"tensor_parallel": int(rows.tensor[k]), "sequence_parallel": True}
+        workload = pj.Workload(pj.load_model("gpt-22b"), 4 * size, **split, scatter_gather=True)
         costs = pj.stage_costs(workload, a100, table)
         expected = getattr(costs, PHASE_FIELDS[str(rows.op[k])])[rows.stage[k]]
         assert seconds[k] == pytest.approx(expected, rel=1e-12)

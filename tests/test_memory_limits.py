@@ -62,13 +62,8 @@ def pipes(draw):
 
 
 def make_table(pipe, ops, host_links=()):
-    rows = rows_from_starts(
-        ops,
-        sizes=pipe.sizes,
-        limits=pipe.limits,
-        weight_share=pipe.weight_share,
-        host_links=host_links,
-    )
+    memory = {name: getattr(pipe, name) for name in ("sizes", "limits", "weight_share")}
+    rows = rows_from_starts(ops, **memory, host_links=host_links)
     return ScheduleTable.from_rows(rows, placement=looped(pipe.num_stages))
 
 

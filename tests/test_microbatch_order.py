@@ -130,11 +130,8 @@ def test_costs_that_scale_are_functions_of_their_factors():
         pj.costing.scaled_costs(costs, table, microbatches=scale), table, microbatches=1 / scale
     )
     np.testing.assert_allclose(scaled.forward, np.tile(stages[:, None], 8))
-    fixed = pj.costing.scaled_costs(
-        pj.Costs(forward=1.0, backward=2.0, latency=0.5, update=3.0, all_reduce=1.0),
-        table,
-        microbatches=scale,
-    )
+    costs = pj.Costs(forward=1.0, backward=2.0, latency=0.5, update=3.0, all_reduce=1.0)
+    fixed = pj.costing.scaled_costs(costs, table, microbatches=scale)
     assert (fixed.latency, fixed.update, fixed.all_reduce) == (0.5, 3.0, 1.0)
 
 

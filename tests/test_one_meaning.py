@@ -189,14 +189,8 @@ def check_doors(seed, names, folder, answer):
 
 def sweep_row(names, count, arguments, folder):
     options = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    grid = {
-        "schedules": list(names),
-        "workers": WORKERS,
-        "microbatches": count,
-        "minibatch": count,
-        "models": options["--model"],
-        "systems": options["--system"],
-    }
+    grid = {"schedules": list(names), "workers": WORKERS, "microbatches": count, "minibatch": count}
+    grid |= {"models": options["--model"], "systems": options["--system"]}
     data = pj.run_sweep(grid, folder / f"{'-'.join(names)[:40]}{count}.zarr")
     return {n: float(s) for n, s in zip(names, np.ravel(data.step_time.values), strict=True)}
 

@@ -55,13 +55,8 @@ def test_known_optima(workers, microbatches, limit, offload, makespan):
 @pytest.mark.parametrize("link", ["queued", "delay"])
 def test_whole_and_split_backwards_are_mixed_in_one_stage(link):
     # B below I + W: a whole backward goes before the W of the one before it
-    costs = pj.Costs(
-        forward=[3.0, 2.0],
-        input_grad=[3.0, 1.0],
-        weight_grad=[2.125, 5.0],
-        backward=[6.406, 4.5],
-        transmit=[[[1.25]], [[0.0]]],
-    )
+    times = {"forward": [3.0, 2.0], "input_grad": [3.0, 1.0], "weight_grad": [2.125, 5.0]}
+    costs = pj.Costs(**times, backward=[6.406, 4.5], transmit=[[[1.25]], [[0.0]]])
     result = solve(pipe(2, 3), costs, memory_limit=[2.3334, 2.0], link=link)
     assert (result.value, result.best.status) == (26.125, "optimal")
 

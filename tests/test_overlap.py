@@ -121,16 +121,9 @@ def test_slopes_are_finite_differences():
 )
 def test_hiding_the_exchange_of_experts_pays_as_it_was_measured(dispatcher, measured):
     """Qwen3-30B-A3B on 16 H100: Megatron-Bridge, pull requests 5094 and 3862."""
-    workload = pj.Workload(
-        pj.load_model("qwen3-30b-a3b"),
-        minibatch=64,
-        data_parallel=16,
-        expert_parallel=16,
-        zero=1,
-        overlap=1.0,
-        dispatcher=dispatcher,
-        graphs=0.16,
-    )
+    degrees = {"minibatch": 64, "data_parallel": 16, "expert_parallel": 16, "zero": 1}
+    options = {"overlap": 1.0, "dispatcher": dispatcher, "graphs": 0.16}
+    workload = pj.Workload(pj.load_model("qwen3-30b-a3b"), **degrees, **options)
     table = pj.schedules.build("1f1b", num_workers=1, num_microbatches=64)
     system = pj.load_stack("megatron-core-2024").on(pj.load_system("h100"))
     alone, hidden, ceiling = (

@@ -66,13 +66,8 @@ def contents(wheel):
 def built(tmp_path_factory):
     """The source distribution and the wheel, made from what git does not ignore, and the package's files."""
     folder = tmp_path_factory.mktemp("sources")
-    result = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split("\0")
+    line = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    result = subprocess.check_output(line, cwd=ROOT, text=True).split("\0")
     for name in filter(None, result):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((ROOT / name).read_bytes())
@@ -101,14 +96,8 @@ def installed(built, tmp_path_factory):
 def run(command, folder, **environment):
     """Run a command outside the repository, with nothing of it in the environment."""
     remaining = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=remaining | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    where = {"cwd": folder, "env": remaining | environment}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **where)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -190,12 +190,8 @@ def test_the_command_writes_what_runtimes_read(call, answer, tmp_path):
     assert layout.count("t").tolist() == message["layers"]
     parts = message["module_fqns_per_model_part"]
     assert [len(part) for part in parts] == [message["layers"][0] + 1, message["layers"][1] + 2]
-    assert [name for part in parts for name in part] == [
-        "tok_embeddings",
-        *(f"layers.{k}" for k in range(48)),
-        "norm",
-        "output",
-    ]
+    layers = [f"layers.{k}" for k in range(48)]
+    assert [*itertools.chain(*parts)] == ["tok_embeddings", *layers, "norm", "output"]
     (page,) = re.findall(r"^next: pipejax (show .*) --out layers.html$", shown, re.M)
     assert call(*shlex.split(page), "--out", tmp_path / "layers.html")[0] == 0
     again = answer("tune", "layers", *ARGUMENTS, "--out", text)

@@ -46,15 +46,8 @@ from pipejax.sweep.plan.search import price, row_groups
 
 GPT, H100 = pj.load_model("gpt-22b"), pj.load_system("h100")
 H100_NUMBERS = {name: float(system_number(H100, name)) for name in RESOURCES}
-FEW = {
-    "tensor": (2, 4),
-    "microbatch_size": (1, 2),
-    "zero": (0, 1),
-    "recompute": ("none", "full"),
-    "edge_units": (0,),
-    "stages_per_worker": (1, 3),
-    "pipeline": (2,),
-}
+FEW = {"tensor": (2, 4), "microbatch_size": (1, 2), "zero": (0, 1), "recompute": ("none", "full")}
+FEW |= {"edge_units": (0,), "stages_per_worker": (1, 3), "pipeline": (2,)}
 SMALL = {"gpus": 8, "minibatch": 8, "choices": FEW, "headroom": 0.0}
 
 
@@ -448,14 +441,8 @@ def test_the_command_says_json_and_keeps_all_layouts(tmp_path, answer, call, mon
 @pytest.mark.parametrize("launcher", [None, *LAUNCHERS])
 def test_a_plan_tries_what_its_launcher_recomputes(name, launcher):
     """torchtitan's default policy recomputes every second product."""
-    request = PlanRequest(
-        pj.load_model(name),
-        H100,
-        64,
-        64,
-        choices={"pipeline": (1,), "context": (1,)},
-        launcher=launcher or "",
-    )
+    asked = {"choices": {"pipeline": (1,), "context": (1,)}, "launcher": launcher or ""}
+    request = PlanRequest(pj.load_model(name), H100, 64, 64, **asked)
     layouts = enumerate_layouts(request)
     searched = {request.recomputations[place] for place in set(layouts.recompute.tolist())}
     assert ("half_products" in searched) == (launcher == "torchtitan")

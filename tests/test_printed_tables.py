@@ -67,11 +67,7 @@ def test_every_table_is_printed_in_every_format(call, name, format):
     code, out, err = call(*REPORTS[name], "-f", format)
     assert (code, err) == (0, "")
     blocks = [block.splitlines() for block in out.strip().split("\n\n")]
-    tables = {
-        "markdown": [block for block in blocks if block[0].startswith("| ")],
-        "latex": blocks,
-        "csv": blocks,
-    }[format]
+    tables = [block for block in blocks if format != "markdown" or block[0].startswith("| ")]
     assert tables
     if format == "markdown":
         for table in tables:

@@ -84,14 +84,8 @@ def test_importing_changes_nothing():
     assert pj.__version__ == metadata.version("pipejax")
 
 
-SEARCHES = (
-    pj.optimize,
-    pj.search.deals,
-    pj.search.layers,
-    pj.search.messages,
-    pj.search.microbatches,
-    pj.search.places,
-)
+SEARCHES = pj.optimize, pj.search.deals, pj.search.layers, pj.search.messages
+SEARCHES += pj.search.microbatches, pj.search.places
 
 
 @pytest.mark.parametrize("search", SEARCHES)

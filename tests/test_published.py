@@ -134,13 +134,8 @@ def profile(setting):
 
 
 def zero_bubble_costs(times, table):
-    return pj.Costs.uniform(
-        table,
-        forward=times["T_F"],
-        input_grad=times["T_B"],
-        weight_grad=times["T_W"],
-        transfer=times["T_comm"],
-    )
+    three = {"forward": times["T_F"], "input_grad": times["T_B"], "weight_grad": times["T_W"]}
+    return pj.Costs.uniform(table, **three, transfer=times["T_comm"])
 
 
 def schedule_cases(*names, limit=256, tables=("zb.t5.",)):
@@ -175,12 +170,8 @@ def test_zero_bubble_tables_interleaved(record):
     published = m * total + (p - 1) * total / v + (2 * p * v - p - 2) * times["T_comm"]
     assert 1 - m * total / published == pytest.approx(record["value"], abs=5e-5)
     table = build("interleaved-1f1b", p, m, stages_per_worker=v)
-    costs = pj.Costs.uniform(
-        table,
-        forward=times["T_F"] / v,
-        backward=(times["T_B"] + times["T_W"]) / v,
-        transfer=times["T_comm"],
-    )
+    two = {"forward": times["T_F"] / v, "backward": (times["T_B"] + times["T_W"]) / v}
+    costs = pj.Costs.uniform(table, **two, transfer=times["T_comm"])
     every_hop = m * total + (p - 1) * total / v + (2 * p * v - 2) * times["T_comm"]
     run = pj.evaluate(table, costs)
     assert run.makespan == pytest.approx(every_hop, rel=1e-3)
@@ -247,26 +238,13 @@ def test_zero_bubble_table_5_searched(record):  # ours is as good, in spans of a
     setting, times = record["setting"], profile(record["setting"])
     p, m, name = setting["p"], setting["m"], setting["schedule"].lower()
     share = weight_share(setting["model"])
-    pipe = LimitedPipe.from_numbers(
-        p,
-        m,
-        forward=times["T_F"],
-        input_grad=times["T_B"],
-        weight_grad=times["T_W"],
-        there=times["T_comm"],
-        limits=int(name[3]) * p,
-        weight_share=share,
-    )
+    three = {"forward": times["T_F"], "input_grad": times["T_B"], "weight_grad": times["T_W"]}
+    memory = {"limits": int(name[3]) * p, "weight_share": share}
+    pipe = LimitedPipe.from_numbers(p, m, **three, there=times["T_comm"], **memory)
     assert span_bubble_ratio(pipe) == pytest.approx(record["value"], abs=6e-5)
     if p == 8:
-        table = build(
-            name,
-            p,
-            m,
-            weight_share=share,
-            transfer=times["T_comm"],
-            slots={"F": times["T_F"], "I": times["T_B"], "W": times["T_W"]},
-        )
+        slots = {"F": times["T_F"], "I": times["T_B"], "W": times["T_W"]}
+        table = build(name, p, m, weight_share=share, transfer=times["T_comm"], slots=slots)
         run = pj.evaluate(table, zero_bubble_costs(times, table))
         assert run.span_bubble_ratio == pytest.approx(record["value"], abs=6e-5)
 

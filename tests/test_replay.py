@@ -267,16 +267,8 @@ def test_values_are_gaps_above_the_minimum():
 )
 def test_nesterovs_quadratic_ends_where_the_published_log_says(name, options, step_size, printed):
     # notebooks/minibatch_sgd.ipynb of github.com/vectozavr/randomized-pipedream (arXiv:2606.03498)
-    trained = nesterov_quadratic(
-        16,
-        dimension=512,
-        condition_number=401.0,
-        strong_convexity=0.01,
-        minimiser="normal",
-        num_batches=120,
-        batch_size=5,
-        seed=0,
-    )
+    shape = {"dimension": 512, "condition_number": 401.0, "strong_convexity": 0.01, "seed": 0}
+    trained = nesterov_quadratic(16, **shape, minimiser="normal", num_batches=120, batch_size=5)
     table, times = build(name, 16, 600, **options), np.array([0.0, 1229.0])
     run = replay(trained, table, step_size=step_size, seed=0, times=times, batches="cyclic")
     assert run.gap[0] == pytest.approx(471.1622, rel=1e-6)

@@ -121,12 +121,8 @@ def test_conditions_on_shares():
 
 def test_conditions(store, answer, mistake):
     rows = points(store)
-    result = answer(
-        "sweep",
-        "show",
-        store,
-        *shlex.split("--where systems=SLOW_nw_fast_cp --where microbatch_size<=1"),
-    )
+    where = shlex.split("--where systems=SLOW_nw_fast_cp --where microbatch_size<=1")
+    result = answer("sweep", "show", store, *where)
     assert result["selected"] == 4
     assert {row["system"] for row in result["best"]} == {"slow_nw_fast_cp"}
     limit = float(rows.memory_bytes.median())

@@ -293,14 +293,9 @@ def test_edits_apply_in_one_order():
         scenario = scenario.with_edit(edit)
     assert scenario.edits == edits[::-1]
     assert scenario.table_costs().forward.tolist() == [[6.0, 1.0]]
-    assert scenario_options(scenario.replace(costs=SlotCosts())) == {
-        "schedule": "1f1b",
-        "workers": 2,
-        "microbatches": 2,
-        "microbatch_scale": "1,2",
-        "microbatch_order": "1,0",
-        "scale": "F@microbatch0*3",
-    }
+    scaled = {"microbatch_scale": "1,2", "microbatch_order": "1,0", "scale": "F@microbatch0*3"}
+    options = scenario_options(scenario.replace(costs=SlotCosts()))
+    assert options == {"schedule": "1f1b", "workers": 2, "microbatches": 2, **scaled}
 
 
 @pytest.mark.parametrize(

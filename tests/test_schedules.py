@@ -135,13 +135,8 @@ def test_builders_take_whole_numbers_alone(name):
 
 @pytest.mark.usefixtures("unchecked")
 def test_numbers_of_numpy_are_numbers():
-    table = pj.schedules.build(
-        "hanayo",
-        num_workers=np.int64(2),
-        num_microbatches=np.int32(3),
-        waves=np.int8(1),
-        slots={"F": np.float32(1), "B": np.int64(2)},
-    )
+    size = {"num_workers": np.int64(2), "num_microbatches": np.int32(3), "waves": np.int8(1)}
+    table = pj.schedules.build("hanayo", **size, slots={"F": np.float32(1), "B": np.int64(2)})
     assert table.num_stages == 4
     assert json.loads(to_json(table))["slots"] == dict(table.slots)
 

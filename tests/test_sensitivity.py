@@ -43,12 +43,9 @@ def case(name):
     # uneven numbers: at a tie of two paths or roofs the derivative has two sides
     model_record = pj.load_model(model)
     machine = pj.load_system(system)
-    machine = dataclasses.replace(
-        machine,
-        compute_latency=1.3e-6,
-        memory_latency=0.7e-6,
-        node=dataclasses.replace(machine.node, latency=machine.node.latency * 1.1),
-    )
+    waits = {"compute_latency": 1.3e-6, "memory_latency": 0.7e-6}
+    node = dataclasses.replace(machine.node, latency=machine.node.latency * 1.1)
+    machine = dataclasses.replace(machine, **waits, node=node)
     return table, pj.Workload(model_record, minibatch=16, **parallel), machine
 
 

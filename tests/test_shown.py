@@ -204,14 +204,8 @@ def objects():
     table = pj.schedules.build("zb-h1", num_workers=4, num_microbatches=8)
     costs = pj.Costs.uniform(table, forward=1.0, input_grad=1.0, weight_grad=1.0, transfer=0.5)
     run = pj.evaluate(table, costs, link="rendezvous")
-    yield from (
-        table,
-        costs,
-        run,
-        run.program,
-        pj.analysis.activation_memory(run),
-        pj.links.transfer_waits(run),
-    )
+    yield from (table, costs, run, run.program)
+    yield from (pj.analysis.activation_memory(run), pj.links.transfer_waits(run))
     yield pj.staleness(pj.schedules.build("pipedream", num_workers=4, num_microbatches=40))
     yield from (pj.load_model("gpt3-175b"), pj.load_system("h100"))
     yield pj.Workload(pj.load_model("gpt3-175b"), minibatch=8)

@@ -164,17 +164,9 @@ def test_a_sweep_refuses_systems_of_different_runs(calibrated):
     read_sweep(GRID | systems | {"stack": ""})
 
 
-GRID = {
-    "schedules": "1f1b",
-    "workers": 2,
-    "minibatch": 4,
-    "microbatch_size": 1,
-    "models": "gpt-22b",
-    "systems": ["h100", "a100"],
-    "tensor_parallel": 8,
-    "data_parallel": 4,
-    "zero": 3,
-}
+GRID = {"schedules": "1f1b", "workers": 2, "minibatch": 4, "microbatch_size": 1}
+GRID |= {"models": "gpt-22b", "systems": ["h100", "a100"]}
+GRID |= {"tensor_parallel": 8, "data_parallel": 4, "zero": 3}
 
 
 def test_a_sweep_is_known_by_what_its_stacks_say(tmp_path):

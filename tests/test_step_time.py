@@ -167,16 +167,8 @@ SYSTEM = dataclasses.replace(
     calibration=CalibrationRecord("made up", 9, (), (Band(80.0, 0.9, 1.2), Band(90.0, 0.8, 1.3))),
 )
 MODEL = dataclasses.replace(pj.load_model("gpt-22b"), layers=8)
-WORKLOAD = pj.Workload(
-    MODEL,
-    minibatch=8,
-    tensor_parallel=2,
-    context_parallel=2,
-    data_parallel=4,
-    zero=1,
-    embedding_units=1,
-    loss_units=1,
-)
+DEGREES = {"tensor_parallel": 2, "context_parallel": 2, "data_parallel": 4, "zero": 1}
+WORKLOAD = pj.Workload(MODEL, minibatch=8, **DEGREES, embedding_units=1, loss_units=1)
 ZERO_3 = dataclasses.replace(WORKLOAD, zero=3, data_parallel=64, context_parallel=1)
 
 

@@ -41,17 +41,9 @@ def data(declared, tmp_path_factory):
 
 
 def test_axes_and_units(data):
-    assert dict(data.step_time.sizes) == {
-        "schedule": 3,
-        "model": 2,
-        "microbatch_size": 3,
-        "recompute": 2,
-        "system": 2,
-        "node.gpus": 2,
-        "network.bandwidth": 3,
-        "memory.capacity": 2,
-        "compute.efficiency": 1,
-    }
+    sizes = {"schedule": 3, "model": 2, "microbatch_size": 3, "recompute": 2, "system": 2}
+    sizes |= {"node.gpus": 2, "network.bandwidth": 3, "memory.capacity": 2, "compute.efficiency": 1}
+    assert dict(data.step_time.sizes) == sizes
     np.testing.assert_allclose(data["network.bandwidth"], [1e9, 1e10, 1e11])
     assert data["network.bandwidth"].attrs["units"] == "B/s"
     assert data.step_time.attrs["units"] == "s"
@@ -77,12 +69,8 @@ def test_points_are_single_evaluations(data):
         at = stacked.isel(point=number)
         name, options = names[str(at.schedule.values)]
         table = build(name, 2, 8 // int(at.microbatch_size), **options)
-        workload = pj.Workload(
-            pj.load_model(str(at.model.values)),
-            8,
-            tensor_parallel=2,
-            recompute=str(at.recompute.values),
-        )
+        model, recompute = str(at.model.values), str(at.recompute.values)
+        workload = pj.Workload(pj.load_model(model), 8, tensor_parallel=2, recompute=recompute)
         system = make_system(at)
         costs = pj.stage_costs(workload, system, table)
         result = pj.evaluate(table, costs)
@@ -325,12 +313,8 @@ def test_damaged_blocks_are_not_taken_for_whole(whole, tmp_path):
         shutil.copytree(whole, path)
         damage(path / chunk)
         message = []
-        run_sweep(
-            GRID,
-            path,
-            resume=True,
-            on_progress=lambda *progress, message=message: message.append(progress),
-        )
+        tell = lambda *progress, message=message: message.append(progress)  # noqa: E731
+        run_sweep(GRID, path, resume=True, on_progress=tell)
         assert get_files(path) == expected
         assert len(message) == 2, "one block is evaluated, the others stay"
     shutil.rmtree(path / "schedule")
@@ -364,13 +348,8 @@ for line in sys.stdin:
 @pytest.fixture
 def start():
     """Start a command; return its process and a function that waits for how it ended."""
-    server = subprocess.Popen(
-        [sys.executable, "-c", FORKS],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    server = subprocess.Popen([sys.executable, "-c", FORKS], **ends, text=True)
 
     def started(*arguments):
         server.stdin.write(" ".join(map(str, arguments)) + "\n")
@@ -474,14 +453,9 @@ with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as 
 @pytest.mark.slow
 def test_a_cluster_that_loses_a_worker_gives_the_same_bytes(whole, grid_file, tmp_path):
     out = tmp_path / "cluster.zarr"
-    client = subprocess.run(
-        [sys.executable, "-c", CLUSTER, out, grid_file],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        timeout=120,
-    )
+    line = [sys.executable, "-c", CLUSTER, out, grid_file]
+    where = {"env": os.environ | {"OMP_NUM_THREADS": "1"}, "cwd": tmp_path}
+    client = subprocess.run(line, capture_output=True, text=True, timeout=120, **where)
     assert client.returncode == 0, client.stderr
     result = json.loads(client.stdout)
     assert (result["not_evaluated"], result["evaluated_now"]) == (0, read_sweep(GRID).num_points)

@@ -28,14 +28,9 @@ from pipejax.traces.replaying.pipelines import is_second_of_pair
 from pipejax.traces.replaying.replay import Replay, single_models
 
 JOB = Path(__file__).parents[1] / "examples" / "production_job.parquet"
-SCHEDULES = {
-    "1f1b": {},
-    "gpipe": {},
-    "interleaved-1f1b": {"stages_per_worker": 2},
-    "zb-h1": {},
-    "dualpipe-v": {},  # with fused pairs
-    "chimera": {},  # with two pipes
-}
+# DualPipe-V has fused pairs, Chimera two pipes
+SCHEDULES = {name: {} for name in ("1f1b", "gpipe", "zb-h1", "dualpipe-v", "chimera")}
+SCHEDULES["interleaved-1f1b"] = {"stages_per_worker": 2}
 traces = pj.traces
 
 
@@ -85,11 +80,8 @@ def test_a_pipeline_is_replayed_by_its_own_costs(name, link):
     result = replayed(run, link=link)
     shifted = Replay(result.pipelines, Links.resolve(link), 1.5 * sent, result.errors)
     (pipeline,) = result.pipelines.pipelines
-    again = pj.evaluate(
-        result.pipelines.tables[pipeline.table],
-        traces.measured_costs(shifted, pipeline=pipeline),
-        link=link,
-    )
+    costs = traces.measured_costs(shifted, pipeline=pipeline)
+    again = pj.evaluate(result.pipelines.tables[pipeline.table], costs, link=link)
     recorded = result.pipelines.starts(pipeline)
     is_op = again.table.cells.phase > 0
     assert (np.isfinite(recorded) == is_op).all()
@@ -414,13 +406,8 @@ def test_the_answer_and_the_commands_that_go_on(answer, folder):
     assert result["replay"]["mean_error"] == pytest.approx(0.029, rel=0.05)  # in percent
     assert {"worker", "stage", "phase", "replica"} <= set(result["attribution"])
     assert result["attribution"]["worker"][0]["name"] == "3"
-    assert sorted(path.name for path in Path("trace").iterdir()) == [
-        "costs.json",
-        "dataset.zarr",
-        "deal.json",
-        "perfetto.json",
-        "table.csv",
-    ]
+    names = {"costs.json", "dataset.zarr", "deal.json", "perfetto.json", "table.csv"}
+    assert {path.name for path in Path("trace").iterdir()} == names
     evaluated, shaken = (shlex.split(line)[1:] for line in result["next"])
     again = answer(*evaluated)
     assert again["makespan"] == pytest.approx(result["pipeline_time"], rel=1e-12)

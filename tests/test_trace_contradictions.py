@@ -53,13 +53,8 @@ def test_rows_whose_end_and_duration_differ_are_counted(
     wrong, seconds, unit, head, table, tmp_path
 ):
     slices, _ = truth.recorded(table, 1, "nothing", steps=3)
-    path = write_csv(
-        tmp_path / "run.csv",
-        slices,
-        lambda s: seconds(s) if wrong(s) else s.end - s.start,
-        unit,
-        head,
-    )
+    length = lambda s: seconds(s) if wrong(s) else s.end - s.start  # noqa: E731
+    path = write_csv(tmp_path / "run.csv", slices, length, unit, head)
     trace = pj.traces.read(path)
     count = sum(map(wrong, slices))
     assert reasons(trace) == {DIFFER: count}

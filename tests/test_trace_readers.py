@@ -116,11 +116,8 @@ def test_csv_says_the_same_by_other_names_and_units(public, runs, tmp_path):
     assert same(read([packed], columns=options), public)
     slow = read(packed, columns=options | {"unit": "s"})
     assert slow.end.max() == pytest.approx(1e3 * public.end.max())
-    micro = make_csv(
-        tmp_path / "c.csv",
-        source,
-        change=lambda row: [1e6 * v if 4 <= k < 6 else v for k, v in enumerate(row)],
-    )
+    change = lambda row: [1e6 * v if 4 <= k < 6 else v for k, v in enumerate(row)]  # noqa: E731
+    micro = make_csv(tmp_path / "c.csv", source, change=change)
     assert same(read(micro, columns={"unit": "us"}), public)
     with pytest.raises(ValueError, match="unknown columns 'rank': known are step, replica"):
         read(path, columns={"rank": "copy"})
@@ -265,11 +262,8 @@ def test_damaged_rows_are_counted_and_the_rest_is_read(tmp_path):
 
 def test_two_jobs_are_not_one_run(runs, tmp_path):
     first = make_csv(tmp_path / "one", runs / "public_job.parquet")
-    later = make_csv(
-        tmp_path / "two",
-        runs / "public_job.parquet",
-        change=lambda row: [v + 1 if k == 4 else v for k, v in enumerate(row)],
-    )
+    change = lambda row: [v + 1 if k == 4 else v for k, v in enumerate(row)]  # noqa: E731
+    later = make_csv(tmp_path / "two", runs / "public_job.parquet", change=change)
     why = r"must be of one run: .*one and .*two both tell of step 23, "
     with pytest.raises(ValueError, match=why):
         read([first, later])
@@ -919,13 +913,8 @@ def tried(path, **sizes):
         return str(error)
 
 
-SOURCES = [
-    "public_job.parquet",
-    "pytorch/zb-h1_rank0.json.gz",
-    "pytorch/zb-h1_rank0.json.gz:",
-    "primus/pp_rank_0.json",
-    "csv",
-]
+SOURCES = ["public_job.parquet", "pytorch/zb-h1_rank0.json.gz", "pytorch/zb-h1_rank0.json.gz:"]
+SOURCES += ["primus/pp_rank_0.json", "csv"]
 
 
 @pytest.mark.parametrize("name", SOURCES)

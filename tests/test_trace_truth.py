@@ -24,13 +24,8 @@ STATED = "zb-h2"  # its warm-up hides that its last worker is missing: its numbe
 def read_case(folder, number):
     name, workers, count, form, change = CASES[number]
     table = pj.schedules.build(name, num_workers=workers, num_microbatches=count)
-    slices, planted = truth.recorded(
-        table,
-        number,
-        change,
-        replicas=2 if change == "two replicas" else 1,
-        noise=NOISE[number % len(NOISE)],
-    )
+    replicas, noise = 2 if change == "two replicas" else 1, NOISE[number % len(NOISE)]
+    slices, planted = truth.recorded(table, number, change, replicas=replicas, noise=noise)
     truth.write(folder, form, slices, table, change, number)
     return *truth.outcome(folder, slices, table, change), planted
 

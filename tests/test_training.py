@@ -177,29 +177,15 @@ def test_a_gap_of_1000_times_the_start_is_divergence(quadratic):
 
 def get_bound(objective, run, step_size, updates, delta):
     largest = float(np.max(run.largest_squared_gradient)) ** 0.5
-    return pt.convergence_bound(
-        objective.num_stages,
-        updates,
-        step_size,
-        pt.smoothness(objective),
-        largest,
-        delta,
-        float(np.max(run.gap[..., 0])),
-    )
+    steps = objective.num_stages, updates, step_size, pt.smoothness(objective)
+    return pt.convergence_bound(*steps, largest, delta, float(np.max(run.gap[..., 0])))
 
 
 @pytest.mark.parametrize("name", ["random", "logistic"])
 def test_the_bound_holds(name):
     objective, sizes = OBJECTIVES[name](), [0.02, 0.1]
-    runs = pt.sweep_randomized_pipedream(
-        objective,
-        step_sizes=sizes,
-        seeds=range(4),
-        updates=UPDATES,
-        interval=EVERY,
-        delta=[0, 7, 20],
-        norms=True,
-    )
+    options = {"step_sizes": sizes, "updates": UPDATES, "interval": EVERY, "delta": [0, 7, 20]}
+    runs = pt.sweep_randomized_pipedream(objective, seeds=range(4), **options, norms=True)
     for d, delta in enumerate([0, 7, 20]):
         for step, step_size in enumerate(sizes):
             single = jax.tree.map(lambda leaf, at=(d, step): leaf[at], runs._replace(update=None))
@@ -216,15 +202,13 @@ def test_without_its_delay_term_the_bound_is_wrong(step_size, delta, arguments, 
     # one curvature, one batch, and a step size just where late blocks stop the descent: the model
     # swings about the minimum and does not come closer
     flat = pt.spectral_quadratic(2, spectrum=[1.0] * 2, num_batches=1, batch_size=2, seed=0)
-    runs = pt.sweep_randomized_pipedream(
-        flat,
-        step_sizes=[step_size],
-        seeds=range(seeds),
-        updates=40_000,
-        interval=8000,
-        norms=True,
-        **arguments,
-    )
+    options = {
+        "step_sizes": [step_size],
+        "seeds": range(seeds),
+        "updates": 40_000,
+        "interval": 8000,
+    }
+    runs = pt.sweep_randomized_pipedream(flat, **options, norms=True, **arguments)
     assert not runs.diverged.any()
     bound = get_bound(flat, runs, step_size, 40_000, delta)
     measured = float(runs.mean_squared_gradient.mean())
@@ -232,14 +216,8 @@ def test_without_its_delay_term_the_bound_is_wrong(step_size, delta, arguments, 
 
 
 def test_the_best_step_size_is_the_best_of_a_grid():
-    options = {
-        "stages": np.array([2, 8])[:, None],
-        "updates": 1000,
-        "smoothness": 2.0,
-        "gradient_bound": 1.5,
-        "delta": np.array([0.0, 1.0, 60.0, 1e6]),
-        "gap": 3.0,
-    }
+    options = {"updates": 1000, "smoothness": 2.0, "gradient_bound": 1.5, "gap": 3.0}
+    options |= {"stages": np.array([2, 8])[:, None], "delta": np.array([0.0, 1.0, 60.0, 1e6])}
     best = pt.best_step_size(**options)
     assert best.shape == (2, 4)
     least = pt.convergence_bound(step_size=best, **options).total
@@ -370,12 +348,8 @@ def test_gradients_are_finite_differences(objective):
         blocks[None] + step * jnp.stack([by_stage, -by_stage]).reshape(-1, *blocks.shape)
     ).reshape(2, -1)
     gradient = jax.jit(pt.batch_gradient)(objective, blocks, batch)
-    np.testing.assert_allclose(
-        jnp.einsum("sw,sw->s", gradient, direction),
-        (above - below) / (2 * step),
-        rtol=1e-6,
-        atol=1e-9,
-    )
+    slope, steps = jnp.einsum("sw,sw->s", gradient, direction), (above - below) / (2 * step)
+    np.testing.assert_allclose(slope, steps, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", LINEAR)

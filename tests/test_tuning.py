@@ -312,10 +312,6 @@ def test_memory_is_no_limit_where_that_is_said():
 
 
 def test_one_stage_keeps_all_layers():
-    points, values = improve(
-        np.array([[80]]),
-        np.zeros(1, int),
-        swaps(1),
-        lambda points, owner: points[:, 0].astype(float),
-    )
+    value = lambda points, owner: points[:, 0].astype(float)  # noqa: E731
+    points, values = improve(np.array([[80]]), np.zeros(1, int), swaps(1), value)
     assert (points.tolist(), values.tolist()) == ([[80]], [80.0])

@@ -132,11 +132,8 @@ def test_memory_is_judged_where_no_time_was_measured(answer, call, monkeypatch, 
     monkeypatch.setattr(validation, "predicted_by_costs", as_peak)
     runs = write(tmp_path / "runs.csv", "a100,,40e9,x")
     result = answer("validate", runs, "--tolerance", 10.1)
-    assert (result["mape"], result["worst"], result["memory"]["bias"]) == (
-        None,
-        [],
-        pytest.approx(10),
-    )
+    assert (result["mape"], result["worst"]) == (None, [])
+    assert result["memory"]["bias"] == pytest.approx(10)
     assert call("validate", runs, "--tolerance", 9.9)[0] == 1
 
 

@@ -269,15 +269,9 @@ def test_launchers_are_told_the_form(recompute):
 
 def test_a_plan_needs_what_evaluate_does():
     ways = {"recompute": ["full", "block:3", "uniform:4", "mlp"], "pipeline": [4], "tensor": [1]}
-    result = pj.plan(
-        LLAMA,
-        pj.load_system("h100"),
-        gpus=4,
-        minibatch=16,
-        schedules=["1f1b", "zb-h1"],
-        memory_limit=200e9,
-        choices=ways | {"edge_units": [0], "microbatch_size": [1]},
-    )
+    ways |= {"edge_units": [0], "microbatch_size": [1]}
+    asked = {"gpus": 4, "minibatch": 16, "schedules": ["1f1b", "zb-h1"], "memory_limit": 200e9}
+    result = pj.plan(LLAMA, pj.load_system("h100"), **asked, choices=ways)
     assert len(result.layouts) == 2 * 4
     for row, needed in enumerate(result.estimates.memory_bytes):
         layout = result.layouts.described(result.request, row)

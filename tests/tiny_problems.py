@@ -45,24 +45,14 @@ def random_problem(rng):
     sizes = rng.choice([1.0, 1.5, 2.0], stages if rng.random() < 0.4 else None)
     sizes = np.broadcast_to(sizes, stages)
     need = np.zeros((table.num_pipes, workers))
-    (np.maximum if offload else np.add).at(
-        need, (np.arange(table.num_pipes)[:, None], table.placement), sizes
-    )
+    held = (np.arange(table.num_pipes)[:, None], table.placement)
+    (np.maximum if offload else np.add).at(need, held, sizes)
     limits = need.max(axis=0) * rng.choice([1.0, 4 / 3, 1.5, 2.0, 7 / 3, 3.0], workers)
     share = float(rng.choice([0.0, 1 / 3, 0.5, 1.0]))
     shared = offload and workers > 1 and rng.random() < 0.3
     links = pj.Links(str(rng.choice(["delay", "queued"])), host_links=((0, 1),) if shared else ())
-    return (
-        table,
-        pj.Costs(**costs),
-        {
-            "memory_limit": limits,
-            "sizes": sizes,
-            "weight_share": share,
-            "offload": offload,
-            "link": links,
-        },
-    )
+    memory = {"memory_limit": limits, "sizes": sizes, "weight_share": share}
+    return table, pj.Costs(**costs), memory | {"offload": offload, "link": links}
 
 
 def exact(number):
