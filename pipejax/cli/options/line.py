@@ -166,7 +166,12 @@ class LineOptions:
         message = re.sub(rf"\b{error.argument}\b", option, text, count=1)
         if message == text and not has_option and self.has_value(name):
             return f"{flag(name)} {dict(self.values)[name]}: {text}"
-        return message
+        # other arguments that the text names, as in "tensor_parallel x data_parallel"
+        return re.sub(
+            r"(?<![-.\w'])[a-z]+(?:_[a-z]+)+",
+            lambda match: flag(match[0]) if match[0] in self.takes else match[0],
+            message,
+        )
 
     def _argument_option(self, error: ArgumentError) -> str | None:
         """Return the name of the option that sets the argument of an error; None if none does."""

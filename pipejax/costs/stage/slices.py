@@ -57,5 +57,5 @@ def check_whole(table: ScheduleTable, what: str) -> None:
     if table.grammar.slices > 1:
         raise MismatchError(
             f"{what} takes whole microbatches, those of {table.name} are in "
-            f"{table.grammar.slices} slices: stage_costs prices them"
+            f"{table.grammar.slices} slices"
         )
