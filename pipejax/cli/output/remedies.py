@@ -158,6 +158,8 @@ def _with_share(time: float, explanation: "Explanation", step: float | None = No
 
 def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
     """Yield the next causes, and the best remedy of each launcher and shelf."""
+    from pipejax.search.remedies.changes import can_change_schedule
+
     worst, kinds = explanation.bottleneck, {fault.kind for fault in explanation.faults}
     ends = sum(part.seconds for part in explanation.parts if part.name in ("start", "end"))
     if ends > worst.seconds and not kinds & {"schedule", "microbatches"}:
@@ -166,6 +168,8 @@ def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -
         schedules = [r for r in explanation.remedies if r.kind == "schedule" and r.fits]
         saving = [r for r in schedules if r.saves > 0 and name in (None, *r.launchers)]
         end = f"no schedule{f' of {name}' if name else ''} that fits makes the step shorter"
+        if not can_change_schedule(explanation.memory.begin):
+            end = "no built-in schedule has the same ops"
         if best := max(saving, key=lambda r: r.saves, default=None):
             end = f"{best.what} saves {_with_share(best.saves, explanation)}"
         yield plain(f"{text}; {end}")

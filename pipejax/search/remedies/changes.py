@@ -68,15 +68,19 @@ CELL_EDITS: Mapping[Phase, type[Edit]] = {
 }
 
 
+def can_change_schedule(run: Candidate) -> bool:
+    """Return whether another schedule can have the ops of the table."""
+    edits = (edit for phase, edit in CELL_EDITS.items() if phase in run.table.used_phases)
+    has_workload = run.scenario.source.workload is not None  # a model prices work without cells
+    return run.table.grammar.is_usual and (has_workload or all(map(run.scenario.find_edit, edits)))
+
+
 def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[Candidate]:
     """Yield all other synchronous schedules with the same workers and microbatches."""
     # By default, all schedules of the registry are tried, without those that take long to plan.
     table, scenario = run.table, run.scenario
-    edits = (edit for phase, edit in CELL_EDITS.items() if phase in table.used_phases)
-    has_workload = scenario.source.workload is not None  # a model prices work without such cells
-    has_same_cells = has_workload or all(map(scenario.find_edit, edits))
-    if not has_same_cells or not table.grammar.is_usual:
-        return  # no other schedule has the same ops
+    if not can_change_schedule(run):
+        return
     ops = table.num_workers * table.num_microbatches
     if names is None:
         names = [name for name in REGISTRY if ops <= MAX_OPS_PLANNED or name not in SLOWLY_PLANNED]
