@@ -1,10 +1,16 @@
-"""The part of a grid of expensive cases that runs every day: the same at every commit."""
+"""Cases of parametrized tests, and the part of an expensive grid that runs every day."""
 
 import random
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
+
+def with_cases(names: str, *cases: Any, **options: Any) -> pytest.MarkDecorator:
+    """Parametrize a test over cases; spaces separate the names of its arguments."""
+    arguments = names.split()
+    return pytest.mark.parametrize(arguments if arguments[1:] else names, cases, **options)
 
 
 def daily(cases: Iterable[Any], *, always: int = 1, total: int = 3) -> list[Any]:

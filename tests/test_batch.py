@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import strategies
 from compilations import compilations
-from daily import daily
+from daily import daily, with_cases
 from hypothesis import given, settings, strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from legal_sizes import build
@@ -196,15 +196,13 @@ def test_float64_is_what_arrays_ask_for_and_what_numbers_have():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(
+@with_cases(
     "transform",
-    [
-        jax.grad,
-        *(
-            pytest.param(way, marks=pytest.mark.slow)
-            for way in (lambda f: jax.jit(jax.grad(f)), jax.jacfwd)
-        ),
-    ],
+    jax.grad,
+    *(
+        pytest.param(way, marks=pytest.mark.slow)
+        for way in (lambda f: jax.jit(jax.grad(f)), jax.jacfwd)
+    ),
 )
 def test_gradients_of_numpy_arrays_follow_the_default(transform, dtype):
     program = pj.lower(build("1f1b", 4, 16))
@@ -502,9 +500,7 @@ def numbers(lines):
     return np.concatenate([np.fromstring(line.strip("[]"), sep=",") for line in lines.splitlines()])
 
 
-@pytest.mark.parametrize(
-    "sizes", ["(20_001,)", pytest.param("(100, 20_001)", marks=pytest.mark.slow)]
-)
+@with_cases("sizes", "(20_001,)", pytest.param("(100, 20_001)", marks=pytest.mark.slow))
 def test_sharded_equals_unsharded(sizes, capsys):
     several = "--xla_force_host_platform_device_count=3"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {several}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from daily import with_cases
 from legal_sizes import build
 from reference import assert_runs, parsed, texts
 from test_published_schedules import megatron_row
@@ -107,9 +108,8 @@ SPLIT_ORDERS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [("dualpipe", [(2, 4), (4, 12), (6, 12)]), ("dualpipe-v", [(1, 2), (2, 5), (4, 8)])],
+@with_cases(
+    "name sizes", ("dualpipe", [(2, 4), (4, 12), (6, 12)]), ("dualpipe-v", [(1, 2), (2, 5), (4, 8)])
 )
 def test_dualpipe_is_braided_pair_by_pair(name, sizes):
     rng = np.random.default_rng(5)

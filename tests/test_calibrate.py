@@ -8,6 +8,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from daily import with_cases
 
 import pipejax as pj
 from pipejax.analysis.step.step_time import StepTimes
@@ -384,14 +385,13 @@ def test_rows_that_spread_count_less(machine, tmp_path):
     assert pulled["network.efficiency"] < 0.9 * TRUE["network.efficiency"]
 
 
-@pytest.mark.parametrize(
-    ("kinds", "factor"),
-    [  # units of seconds or bytes that are wrong by a factor
-        (["all_reduce"], 1e3),
-        (["all_reduce"], 1e-6),
-        ([MESSAGE], 1e-3),
-        (["all_to_all", "ring"], 1e6),
-    ],
+@with_cases(
+    "kinds factor",
+    # units of seconds or bytes that are wrong by a factor
+    (["all_reduce"], 1e3),
+    (["all_reduce"], 1e-6),
+    ([MESSAGE], 1e-3),
+    (["all_to_all", "ring"], 1e6),
 )
 def test_times_in_other_units_are_refused(kinds, factor, machine, tmp_path):
     rows = [(*row[:-1], row[-1] * factor) for row in measured(machine, kinds)]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from certificate_cases import KINDS, derived_bounds, make_optimum, written
+from daily import with_cases
 from explorer_cases import CROSSED
 from hypothesis import given, settings, strategies as st
 from legal_sizes import build
@@ -404,15 +405,13 @@ def test_an_optimum_that_was_damaged_is_refused_whatever_was_changed():
         assert verdict is None or not verdict.ok, path
 
 
-@pytest.mark.parametrize(
-    ("by", "claim"),
-    [
-        ("path", {"objective": "span"}),
-        ("memory chain", {"limits": None}),
-        ("memory chain", {"offload": True}),
-        ("memory area", {"limits": None}),
-        ("memory area", {"offload": True}),
-    ],
+@with_cases(
+    "by claim",
+    ("path", {"objective": "span"}),
+    ("memory chain", {"limits": None}),
+    ("memory chain", {"offload": True}),
+    ("memory area", {"limits": None}),
+    ("memory area", {"offload": True}),
 )
 def test_a_bound_that_cannot_be_derived_is_not_believed(by, claim):
     """It is one of those that are checked, so it is not taken on trust."""

@@ -4,6 +4,7 @@ import csv
 
 import numpy as np
 import pytest
+from daily import with_cases
 from legal_sizes import build
 
 import pipejax as pj
@@ -103,12 +104,10 @@ def test_schedules_without_formula_say_so():
 
 
 # DualPipe and DualPipeV: the published orders, bubbles and activations
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("dualpipe", "DualPipe_4_8"),  # the step of DualPipe's own dualpipe.py, computing recorded
-        ("dualpipe-v", "DualPipeV_4_8"),  # PyTorch's ScheduleDualPipeV
-    ],
+@with_cases(
+    "name file",
+    ("dualpipe", "DualPipe_4_8"),  # the step of DualPipe's own dualpipe.py, computing recorded
+    ("dualpipe-v", "DualPipeV_4_8"),  # PyTorch's ScheduleDualPipeV
 )
 def test_the_order_is_the_published_one(data, name, file):
     rows = list(csv.reader((data / f"{file}.csv").read_text().splitlines()))

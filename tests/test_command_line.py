@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from daily import with_cases
 
 from pages.options import DIFFERENT_DEFAULTS, option_defaults, options_page
 from pipejax.base.data_files import read_quantity
@@ -210,13 +211,11 @@ def test_options_come_from_a_file(call, tmp_path):
     assert json.loads(out)["makespan"] == 33.0
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ('assert = "makespan < 1 s"', 3),
-        ('assert = ["makespan < 1 s", "workers = 4"]', 3),
-        ('assert = ["makespan < 100 s", "workers = 4"]', 0),
-    ],
+@with_cases(
+    "text code",
+    ('assert = "makespan < 1 s"', 3),
+    ('assert = ["makespan < 1 s", "workers = 4"]', 3),
+    ('assert = ["makespan < 100 s", "workers = 4"]', 0),
 )
 def test_assertions_come_from_a_file(call, tmp_path, text, code):
     line = ("-s", "1f1b", "-P", 4, "-M", 8, "-T", "F=1,B=2")
@@ -245,15 +244,13 @@ def test_values_may_have_units(answer, what):
     assert with_unit == plain
 
 
-@pytest.mark.parametrize(
-    ("options", "bare"),
-    [
-        (["-T", "F=1ms,B=2"], "2"),
-        (["-W", "F=1ms,B=2ms,U=3"], "3"),
-        ([*TIMES, "--workers-per-node", "2", "--comm", "5us,1"], "1"),
-        (["-T", "F=10ms,B=20ms", "--comm", "3"], "3"),
-        (["-W", "F=10ms,B=20ms", "--latency", "1us", "--transmit", "3"], "3"),
-    ],
+@with_cases(
+    "options bare",
+    (["-T", "F=1ms,B=2"], "2"),
+    (["-W", "F=1ms,B=2ms,U=3"], "3"),
+    ([*TIMES, "--workers-per-node", "2", "--comm", "5us,1"], "1"),
+    (["-T", "F=10ms,B=20ms", "--comm", "3"], "3"),
+    (["-W", "F=10ms,B=20ms", "--latency", "1us", "--transmit", "3"], "3"),
 )
 def test_a_number_beside_times_with_units_gives_a_warning(call, options, bare):
     code, _, err = call("evaluate", *ONE, *options, "--json")
@@ -304,24 +301,22 @@ def test_a_box_of_parameters_may_have_units(answer):
     assert built[0]["facets"] == built[1]["facets"]
 
 
-@pytest.mark.parametrize(
-    ("text", "dimension", "value"),
-    [
-        ("40us", "s", 4e-5),
-        ("0.3ms", "s", 0.0003),
-        ("1e-3 s", "s", 1e-3),
-        ("1h", "s", 3600.0),
-        ("40GB", "B", 4e10),
-        ("80GiB", "B", 80 * 2.0**30),
-        ("1.5kB", "B", 1500.0),
-        ("50GB/s", "B/s", 5e10),
-        ("2 GiB/s", "B/s", 2.0**31),
-        ("989.5TFLOP/s", "FLOP/s", 989.5e12),
-        ("5e10", "B/s", None),
-        ("3", "s", None),
-        ("1e-3", "s", None),
-        ("nan", "s", None),
-    ],
+@with_cases(
+    "text dimension value",
+    ("40us", "s", 4e-5),
+    ("0.3ms", "s", 0.0003),
+    ("1e-3 s", "s", 1e-3),
+    ("1h", "s", 3600.0),
+    ("40GB", "B", 4e10),
+    ("80GiB", "B", 80 * 2.0**30),
+    ("1.5kB", "B", 1500.0),
+    ("50GB/s", "B/s", 5e10),
+    ("2 GiB/s", "B/s", 2.0**31),
+    ("989.5TFLOP/s", "FLOP/s", 989.5e12),
+    ("5e10", "B/s", None),
+    ("3", "s", None),
+    ("1e-3", "s", None),
+    ("nan", "s", None),
 )
 def test_a_quantity_is_read_in_si_units(text, dimension, value):
     assert read_quantity(text, dimension, "--any") == value

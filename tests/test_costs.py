@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from daily import with_cases
 from hypothesis import given, strategies as st
 from jax.flatten_util import ravel_pytree
 from legal_sizes import build
@@ -370,9 +371,7 @@ REPLACED = (  # given times, replaced ones, and the times that follow by hand
 )
 
 
-@pytest.mark.parametrize(
-    "door", [lambda x: x, copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
-)
+@with_cases("door", lambda x: x, copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)))
 @pytest.mark.parametrize(("times", "changes", "expected"), REPLACED)
 def test_filled_in_times_of_a_replaced_record_follow_again(times, changes, expected, door):
     costs = door(pj.Costs(**times))
@@ -385,14 +384,12 @@ def test_filled_in_times_of_a_replaced_record_follow_again(times, changes, expec
     np.testing.assert_array_equal(again.backward, replaced.backward)
 
 
-@pytest.mark.parametrize(
-    ("changes", "stale"),
-    [
-        ({"backward": 8.0}, "input_grad and weight_grad"),
-        ({"input_grad": 1.0}, "backward and weight_grad"),
-        ({"backward": 8.0, "input_grad": 3.0}, "weight_grad"),
-        ({"offload": 8.0}, "load"),
-    ],
+@with_cases(
+    "changes stale",
+    ({"backward": 8.0}, "input_grad and weight_grad"),
+    ({"input_grad": 1.0}, "backward and weight_grad"),
+    ({"backward": 8.0, "input_grad": 3.0}, "weight_grad"),
+    ({"offload": 8.0}, "load"),
 )
 def test_costs_of_a_tree_function_refuse_a_new_time_beside_what_followed_from_old(changes, stale):
     costs = pj.Costs(forward=1.0, backward=2.0, offload=1.0)
@@ -414,15 +411,13 @@ def test_costs_of_a_tree_function_follow_where_none_is_given():
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, ">f8"])
-@pytest.mark.parametrize(
-    ("field", "others", "derived", "expected"),
-    [
-        ("forward", {"backward": 2.0}, "forward", 2.0),
-        ("backward", {"forward": 1.0}, "input_grad", 1.0),
-        ("input_grad", {"forward": 1.0, "backward": 5.0}, "weight_grad", 3.0),
-        ("offload", {"forward": 1.0, "backward": 5.0}, "load", 2.0),
-        ("transmit", {"forward": 1.0, "backward": 5.0}, "transmit", 2.0),
-    ],
+@with_cases(
+    "field others derived expected",
+    ("forward", {"backward": 2.0}, "forward", 2.0),
+    ("backward", {"forward": 1.0}, "input_grad", 1.0),
+    ("input_grad", {"forward": 1.0, "backward": 5.0}, "weight_grad", 3.0),
+    ("offload", {"forward": 1.0, "backward": 5.0}, "load", 2.0),
+    ("transmit", {"forward": 1.0, "backward": 5.0}, "transmit", 2.0),
 )
 def test_an_array_that_changes_later_changes_no_costs(field, others, derived, expected, dtype):
     array = np.array([2, 2, 2], dtype)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jupytext
 import pytest
+from daily import with_cases
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from public_names import NAMES, public
@@ -85,13 +86,11 @@ def keys_on(page, first):
     return result
 
 
-@pytest.mark.parametrize(
-    ("page", "first", "record"),
-    [
-        ("models.md", "key", Model),
-        ("models.md", "key of `mla`", pj.costing.LatentAttention),
-        ("models.md", "key of `moe`", pj.costing.MixtureOfExperts),
-    ],
+@with_cases(
+    "page first record",
+    ("models.md", "key", Model),
+    ("models.md", "key of `mla`", pj.costing.LatentAttention),
+    ("models.md", "key of `moe`", pj.costing.MixtureOfExperts),
 )
 def test_the_page_on_models_has_every_key_and_default(page, first, record):
     names = {field.name: field.default for field in dataclasses.fields(record)}
@@ -147,9 +146,7 @@ def test_commands_and_options_that_a_page_mentions_exist(path):
         check_mention(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["pipejax evalute --json", "pipejax evaluate --lnk", "--lnk x", "make papers"]
-)
+@with_cases("text", "pipejax evalute --json", "pipejax evaluate --lnk", "--lnk x", "make papers")
 def test_a_mention_of_what_does_not_exist_is_found(text):
     with pytest.raises(ValueError, match=r"evalute|--lnk|papers"):
         check_mention(text)
@@ -161,30 +158,26 @@ def test_commands_of_an_example_can_be_run(path):
         check_line(line)
 
 
-@pytest.mark.parametrize(
+@with_cases(
     "line",
-    [
-        *("pipejax evaluate --schedule 1f1b --worker 4", "pipejax evalute --schedule 1f1b"),
-        *("pipejax evaluate --schedule 1f1b --schedule gpipe", "make papers"),
-        *("python -m sweeps.nothing", "unheard-of --option"),
-    ],
+    *("pipejax evaluate --schedule 1f1b --worker 4", "pipejax evalute --schedule 1f1b"),
+    *("pipejax evaluate --schedule 1f1b --schedule gpipe", "make papers"),
+    *("python -m sweeps.nothing", "unheard-of --option"),
 )
 def test_a_command_that_could_not_be_run_is_found(line):
     with pytest.raises(Exception, match=r"worker|evalute|twice|papers|nothing|unheard"):
         check_line(line)
 
 
-@pytest.mark.parametrize(
-    ("page", "fault"),
-    [
-        ('<a href="gone.html">', "no such file"),
-        ('<a href="#gone">', "no such anchor"),
-        ('<a href="http://pipejax.org">', "not https"),
-        ('<a href="https://nowhere">', "no address"),
-        ('<img src="gone.png">', "no such file"),
-        ('<script src="https://cdn.example.org/a.js"></script>', "fetches"),
-        ('<link rel="stylesheet" href="//fonts.example.org/a.css">', "fetches"),
-    ],
+@with_cases(
+    "page fault",
+    ('<a href="gone.html">', "no such file"),
+    ('<a href="#gone">', "no such anchor"),
+    ('<a href="http://pipejax.org">', "not https"),
+    ('<a href="https://nowhere">', "no address"),
+    ('<img src="gone.png">', "no such file"),
+    ('<script src="https://cdn.example.org/a.js"></script>', "fetches"),
+    ('<link rel="stylesheet" href="//fonts.example.org/a.css">', "fetches"),
 )
 def test_a_fault_of_a_page_is_found(tmp_path, page, fault):
     (tmp_path / "index.html").write_text(page)

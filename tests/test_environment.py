@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from daily import with_cases
 
 import pipejax as pj
 from pipejax.cli.app import run
@@ -28,9 +29,7 @@ def run_by_shell(folder, command, shell):
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-@pytest.mark.parametrize(
-    "case", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
-)
+@with_cases("case", *CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW))
 def test_one_line_or_the_right_answer(case, tmp_path):
     command, shell, expected, line = (CASES | SLOW)[case]
     code, out, err = run_by_shell(tmp_path, command, shell)

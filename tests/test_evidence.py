@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from daily import with_cases
 
 import pipejax as pj
 from pipejax.analysis import measured_tables
@@ -216,14 +217,12 @@ def test_each_unmeasured_regime_has_its_best_layout_apart():
     assert len(apart) == 3
 
 
-@pytest.mark.parametrize(
-    ("model", "system", "precision"),
-    [
-        ("llama3-8b", "gb300", "nvfp4"),
-        ("llama3-8b", "b200", "bf16"),
-        ("llama3-8b", "b300", "nvfp4"),
-        ("qwen3-30b-a3b", "gb300", "nvfp4"),
-    ],
+@with_cases(
+    "model system precision",
+    ("llama3-8b", "gb300", "nvfp4"),
+    ("llama3-8b", "b200", "bf16"),
+    ("llama3-8b", "b300", "nvfp4"),
+    ("qwen3-30b-a3b", "gb300", "nvfp4"),
 )
 def test_where_no_regime_is_measured_the_nearest_is_ranked(model, system, precision):
     """Runs without ZeRO 3 are near: layouts with it differ in a further fact, and stand apart."""
@@ -266,14 +265,12 @@ def test_evaluate_and_plan_say_that_a_launcher_is_not_measured(call):
         assert words in text
 
 
-@pytest.mark.parametrize(
-    ("system", "launcher", "first_is_measured"),
-    [
-        ("h100", "megatron-lm", True),
-        ("b200", "maxtext", False),
-        ("gb200", "torchtitan", False),
-        ("b300", "deepspeed", False),
-    ],
+@with_cases(
+    "system launcher first_is_measured",
+    ("h100", "megatron-lm", True),
+    ("b200", "maxtext", False),
+    ("gb200", "torchtitan", False),
+    ("b300", "deepspeed", False),
 )
 def test_a_layout_is_not_apart_for_what_the_best_lacks(call, system, launcher, first_is_measured):
     job = ("-m", "llama3-8b", "-y", system, "--gpus", 16, "--minibatch", 32)

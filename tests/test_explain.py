@@ -11,7 +11,7 @@ import shlex
 import justhtml
 import numpy as np
 import pytest
-from daily import daily
+from daily import daily, with_cases
 from legal_sizes import build
 from markupsafe import escape
 
@@ -338,15 +338,14 @@ def test_a_slow_stage_is_named_beside_longer_ends():
     assert "stage 5 (worker 1) as fast as the others" in [remedy.what for remedy in result.remedies]
 
 
-@pytest.mark.parametrize(
-    ("schedule", "times", "stage"),
-    [  # the stage whose removal saves most, beside another that is uneven too
-        (("looped-bfs", 3, 6, {"stages_per_worker": 3}), [1, 1, 1, 1, 1.54, 1, 1, 1, 1.3], 4),
-        (("interleaved-1f1b", 2, 4, {"stages_per_worker": 3}), [1.54, 1, 1, 1, 1, 1.3], 0),
-        (("interleaved-1f1b", 2, 4, {"stages_per_worker": 3}), [1.5, 1, 1, 1, 1, 1.4], 5),
-        (("1f1b", 4, 4, {}), [1.5, 1, 1, 1.3], 3),
-        (("1f1b", 4, 4, {}), [1.54, 1, 1, 1.4], 3),
-    ],
+@with_cases(
+    "schedule times stage",
+    # the stage whose removal saves most, beside another that is uneven too
+    (("looped-bfs", 3, 6, {"stages_per_worker": 3}), [1, 1, 1, 1, 1.54, 1, 1, 1, 1.3], 4),
+    (("interleaved-1f1b", 2, 4, {"stages_per_worker": 3}), [1.54, 1, 1, 1, 1, 1.3], 0),
+    (("interleaved-1f1b", 2, 4, {"stages_per_worker": 3}), [1.5, 1, 1, 1, 1, 1.4], 5),
+    (("1f1b", 4, 4, {}), [1.5, 1, 1, 1.3], 3),
+    (("1f1b", 4, 4, {}), [1.54, 1, 1, 1.4], 3),
 )
 def test_a_place_that_costs_more_than_the_uneven_split_is_named(schedule, times, stage):
     table = built(*schedule)
@@ -421,14 +420,13 @@ def test_layers_are_moved_whole():
 
 
 @pytest.mark.parametrize("layers", [None, [2] * 8])
-@pytest.mark.parametrize(
-    ("forward", "parts"),  # of 8 measured stages, and of the 16 halves
-    [
-        ([6] * 7 + [9], [3] * 15 + [6]),
-        ([8] + [6] * 7, [5] + [3] * 15),
-        ([8] + [6] * 6 + [9], [5] + [3] * 14 + [6]),
-        ([6] * 3 + [9] + [6] * 4, [3] * 6 + [4.5] * 2 + [3] * 8),  # no head: a slow stage
-    ],
+@with_cases(
+    "forward parts",
+    # of 8 measured stages, and of the 16 halves
+    ([6] * 7 + [9], [3] * 15 + [6]),
+    ([8] + [6] * 7, [5] + [3] * 15),
+    ([8] + [6] * 6 + [9], [5] + [3] * 14 + [6]),
+    ([6] * 3 + [9] + [6] * 4, [3] * 6 + [4.5] * 2 + [3] * 8),  # no head: a slow stage
 )
 def test_embedding_and_head_are_whole_where_stages_are_divided(forward, parts, layers):
     table = build("interleaved-1f1b", 4, 8, stages_per_worker=2)
@@ -500,14 +498,12 @@ def test_a_modelled_run_that_does_not_fit_says_what_does(answer, answer_and_text
     assert "remedies may need 75.2 GB (--memory-limit)" in text
 
 
-@pytest.mark.parametrize(
-    ("kind", "line"),
-    [
-        ("expert", "-m qwen3-235b-a22b --expert-parallel 32 --data-parallel 32 --sequence 1024"),
-        ("tensor", "-m llama3-70b --tensor-parallel 16 --sequence-parallel"),
-        ("weights", "-m llama3-8b --data-parallel 64 --zero 3 --sequence 512"),
-        ("context", "-m llama3-8b --context-parallel 32 --sequence 32768"),
-    ],
+@with_cases(
+    "kind line",
+    ("expert", "-m qwen3-235b-a22b --expert-parallel 32 --data-parallel 32 --sequence 1024"),
+    ("tensor", "-m llama3-70b --tensor-parallel 16 --sequence-parallel"),
+    ("weights", "-m llama3-8b --data-parallel 64 --zero 3 --sequence 512"),
+    ("context", "-m llama3-8b --context-parallel 32 --sequence 32768"),
 )
 def test_exchanges_inside_layers_are_a_cause(answer, kind, line):
     run = [*["-s", "gpipe", "-P", "1", "-M", "4", "-y", "h100", "--minibatch", "4"], *line.split()]
@@ -623,14 +619,12 @@ def test_the_command_of_more_requests_writes_the_table_first(answer, tmp_path, m
     assert result["makespan"] == remedy["step_time"] == 15
 
 
-@pytest.mark.parametrize(
+@with_cases(
     "options",
-    [
-        ["-T", "F=1,I=1,W=1"],
-        ["-W", "F=1,I=1,W=1"],
-        ["-C", '{"unit": "seconds", "F": 1, "I": 1, "W": 1}'],
-        ["-C", "stage,F_s,I_s,W_s\n" + "\n".join(f"{k},1,1,1" for k in range(4))],
-    ],
+    ["-T", "F=1,I=1,W=1"],
+    ["-W", "F=1,I=1,W=1"],
+    ["-C", '{"unit": "seconds", "F": 1, "I": 1, "W": 1}'],
+    ["-C", "stage,F_s,I_s,W_s\n" + "\n".join(f"{k},1,1,1" for k in range(4))],
 )
 def test_equal_halves_that_are_given_are_no_assumption(answer, options, tmp_path):
     """Measured I and W may be equal; only halves of B that nobody measured are assumed."""
@@ -663,14 +657,12 @@ def test_halves_of_a_backward_are_said(answer, tmp_path):
         assert "assumes" not in answer("evaluate", "-s", "1f1b", *size)
 
 
-@pytest.mark.parametrize(
-    ("size", "option", "launcher"),
-    [
-        ((8, 24), "F=1,I=1.1,W=0.9", "Megatron-LM"),
-        ((4, 16), "F=1,I=1.2,W=0.8", "Megatron-LM"),
-        ((4, 16), "F=1,B=2", "torchtitan"),
-        ((4, 8), "F=1,B=2", None),
-    ],
+@with_cases(
+    "size option launcher",
+    ((8, 24), "F=1,I=1.1,W=0.9", "Megatron-LM"),
+    ((4, 16), "F=1,I=1.2,W=0.8", "Megatron-LM"),
+    ((4, 16), "F=1,B=2", "torchtitan"),
+    ((4, 8), "F=1,B=2", None),
 )
 def test_the_memory_of_now_says_what_it_rules_out(answer, answer_and_text, size, option, launcher):
     fields = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad"}
@@ -708,15 +700,13 @@ def test_the_memory_of_now_says_what_it_rules_out(answer, answer_and_text, size,
     assert remedy["memory"] == pytest.approx(ratio_of_peaks, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("size", "link", "slow_stage", "long", "is_hidden"),
-    [
-        ((8, 24), "rendezvous", 7, 7.4, True),
-        ((8, 24), "delay", 7, 7.4, True),
-        ((8, 32), "delay", 5, 8.0, True),
-        ((4, 16), "rendezvous", 1, 1.0, False),  # the stage alone
-        ((4, 16), "queued", 3, 1.5, False),
-    ],
+@with_cases(
+    "size link slow_stage long is_hidden",
+    ((8, 24), "rendezvous", 7, 7.4, True),
+    ((8, 24), "delay", 7, 7.4, True),
+    ((8, 32), "delay", 5, 8.0, True),
+    ((4, 16), "rendezvous", 1, 1.0, False),  # the stage alone
+    ((4, 16), "queued", 3, 1.5, False),
 )
 def test_causes_that_hide_each_other_are_named_with_the_saving_of_both(
     answer_and_text, tmp_path, size, link, slow_stage, long, is_hidden
@@ -762,15 +752,13 @@ def test_causes_that_hide_each_other_are_named_with_the_saving_of_both(
     assert (without + "without the second {}; ").format(*shares) in text
 
 
-@pytest.mark.parametrize(
-    ("model", "schedule", "size", "fields", "is_slow"),
-    [
-        ("qwen3-30b-a3b", "1f1b", (4, 16), {"expert_parallel": 4, "data_parallel": 4}, True),
-        ("llama3-8b", "1f1b", (4, 8), {"tensor_parallel": 8, "sequence_parallel": True}, True),
-        ("llama3-8b", "zb-h1", (2, 8), {"tensor_parallel": 8, "sequence_parallel": True}, True),
-        ("llama3-8b", "1f1b", (4, 8), {"tensor_parallel": 8, "graphs": 1.0}, False),
-        ("llama3-70b", "1f1b", (8, 8), {"tensor_parallel": 4, "sequence_parallel": True}, False),
-    ],
+@with_cases(
+    "model schedule size fields is_slow",
+    ("qwen3-30b-a3b", "1f1b", (4, 16), {"expert_parallel": 4, "data_parallel": 4}, True),
+    ("llama3-8b", "1f1b", (4, 8), {"tensor_parallel": 8, "sequence_parallel": True}, True),
+    ("llama3-8b", "zb-h1", (2, 8), {"tensor_parallel": 8, "sequence_parallel": True}, True),
+    ("llama3-8b", "1f1b", (4, 8), {"tensor_parallel": 8, "graphs": 1.0}, False),
+    ("llama3-70b", "1f1b", (8, 8), {"tensor_parallel": 4, "sequence_parallel": True}, False),
 )
 def test_a_host_that_starts_kernels_late_is_a_cause(model, schedule, size, fields, is_slow):
     system = pj.load_system("h100")
@@ -793,13 +781,11 @@ def test_a_host_that_starts_kernels_late_is_a_cause(model, schedule, size, field
         assert "CUDA graphs" in hosts[0].why
 
 
-@pytest.mark.parametrize(
-    ("model", "system", "workers", "fields"),
-    [
-        ("gpt3-175b", "a100", 8, {"minibatch": 128, "tensor_parallel": 8, "data_parallel": 2}),
-        ("llama3-70b", "h100", 4, {"minibatch": 32, "tensor_parallel": 8, "data_parallel": 4}),
-        ("llama3-70b", "h100", 8, {"minibatch": 32, "tensor_parallel": 4, "data_parallel": 4}),
-    ],
+@with_cases(
+    "model system workers fields",
+    ("gpt3-175b", "a100", 8, {"minibatch": 128, "tensor_parallel": 8, "data_parallel": 2}),
+    ("llama3-70b", "h100", 4, {"minibatch": 32, "tensor_parallel": 8, "data_parallel": 4}),
+    ("llama3-70b", "h100", 8, {"minibatch": 32, "tensor_parallel": 4, "data_parallel": 4}),
 )
 def test_less_recomputation_is_tried_with_settings_that_save_memory(model, system, workers, fields):
     table = build("1f1b", workers, 32)
@@ -820,14 +806,12 @@ def test_less_recomputation_is_tried_with_settings_that_save_memory(model, syste
     assert remedy.what in result.bottleneck.why
 
 
-@pytest.mark.parametrize(
-    ("forward", "text"),
-    [
-        ([1, 1.5, 1.5, 1], "workers 1 and 2 compute 1.2 times"),
-        ([2, 1, 2, 1, 2, 1], "workers 0, 2 and 4 compute 1.33 times"),
-        ([1, 1.5, 1.4, 1], "worker 1 computes 1.22 times"),
-        ([3, 1, 1, 3.001], "workers 0 and 3 compute 1.5 times"),
-    ],
+@with_cases(
+    "forward text",
+    ([1, 1.5, 1.5, 1], "workers 1 and 2 compute 1.2 times"),
+    ([2, 1, 2, 1, 2, 1], "workers 0, 2 and 4 compute 1.33 times"),
+    ([1, 1.5, 1.4, 1], "worker 1 computes 1.22 times"),
+    ([3, 1, 1, 3.001], "workers 0 and 3 compute 1.5 times"),
 )
 def test_all_workers_of_the_largest_load_are_named(forward, text):
     table = build("1f1b", len(forward), 16)
@@ -837,17 +821,15 @@ def test_all_workers_of_the_largest_load_are_named(forward, text):
 
 
 # start and end of the pipeline among other causes
-@pytest.mark.parametrize(
-    ("exchange", "names", "first"),
-    [
-        # equal stages of F = 1, I = W = 1 s: 1F1B has (P - 1) (F + B) = 9 s of start and end,
-        # ZB-H1 (P - 1) (F + I - W) = 3 s in the same memory, so that it saves 6 s
-        (4.0, ["zb-h1"], ("schedule", 6.0)),
-        (5.9, ["zb-h1"], ("schedule", 6.0)),
-        (6.1, ["zb-h1"], ("exchange", 6.1)),
-        (4.0, ["1f1b"], ("exchange", 4.0)),  # nothing that fits shortens start and end
-        (0.5, ["1f1b"], ("exchange", 0.5)),
-    ],
+@with_cases(
+    "exchange names first",
+    # equal stages of F = 1, I = W = 1 s: 1F1B has (P - 1) (F + B) = 9 s of start and end,
+    # ZB-H1 (P - 1) (F + I - W) = 3 s in the same memory, so that it saves 6 s
+    (4.0, ["zb-h1"], ("schedule", 6.0)),
+    (5.9, ["zb-h1"], ("schedule", 6.0)),
+    (6.1, ["zb-h1"], ("exchange", 6.1)),
+    (4.0, ["1f1b"], ("exchange", 4.0)),  # nothing that fits shortens start and end
+    (0.5, ["1f1b"], ("exchange", 0.5)),
 )
 def test_start_and_end_that_save_most_come_first(answer_and_text, tmp_path, exchange, names, first):
     path = tmp_path / "costs.json"
@@ -918,14 +900,12 @@ def with_less_in_flight(workers, microbatches, limits):
     return pj.ScheduleTable.from_rows(rows, name="few in flight")
 
 
-@pytest.mark.parametrize(
-    ("workers", "microbatches", "limits"),
-    [
-        (6, 18, [3, 3, 2, 2, 1, 1]),
-        (4, 16, [1, 1, 1, 1]),
-        (4, 12, [2, 2, 2, 1]),
-        (8, 24, [4, 4, 4, 4, 3, 3, 2, 1]),
-    ],
+@with_cases(
+    "workers microbatches limits",
+    (6, 18, [3, 3, 2, 2, 1, 1]),
+    (4, 16, [1, 1, 1, 1]),
+    (4, 12, [2, 2, 2, 1]),
+    (8, 24, [4, 4, 4, 4, 3, 3, 2, 1]),
 )
 def test_gaps_of_an_order_come_first_and_a_built_in_order_fills_them(
     answer, answer_and_text, tmp_path, workers, microbatches, limits
@@ -982,15 +962,13 @@ def test_a_launcher_is_not_blamed_for_recomputation_that_it_cannot_change():
         assert any(fault.kind == "recompute" for fault in result.faults) == can_change
 
 
-@pytest.mark.parametrize(
-    ("schedule", "stage", "factor"),
-    [
-        (("1f1b", 6, 18, {}), 3, 1.15),
-        (("1f1b", 4, 16, {}), 0, 1.3),
-        (("gpipe", 4, 24, {}), 2, 1.1),
-        (("interleaved-1f1b", 4, 16, {"stages_per_worker": 2}), 7, 1.4),
-        (("zb-h1", 4, 12, {}), 1, 1.2),
-    ],
+@with_cases(
+    "schedule stage factor",
+    (("1f1b", 6, 18, {}), 3, 1.15),
+    (("1f1b", 4, 16, {}), 0, 1.3),
+    (("gpipe", 4, 24, {}), 2, 1.1),
+    (("interleaved-1f1b", 4, 16, {"stages_per_worker": 2}), 7, 1.4),
+    (("zb-h1", 4, 12, {}), 1, 1.2),
 )
 def test_a_slow_stage_has_one_number_as_cause_and_as_repair(schedule, stage, factor):
     """It costs what the step is longer than with this stage at the median of the others."""
@@ -1025,13 +1003,11 @@ def test_reports_count_single_things_in_the_singular(call, workers, count):
         assert not re.search(r"(?<![\d.])1 (workers|stages|microbatche)|microbatche\b", text)
 
 
-@pytest.mark.parametrize(
-    ("options", "place"),
-    [
-        (("-s", "1f1b", "-P", 4), "worker 3 (stage 3)"),
-        (("-s", "1f1b", "-P", 5), "worker 4 (stage 4)"),
-        (("-s", "interleaved-1f1b", "-P", 4, "-V", 2), "worker 3 (stages 3, 7)"),
-    ],
+@with_cases(
+    "options place",
+    (("-s", "1f1b", "-P", 4), "worker 3 (stage 3)"),
+    (("-s", "1f1b", "-P", 5), "worker 4 (stage 4)"),
+    (("-s", "interleaved-1f1b", "-P", 4, "-V", 2), "worker 3 (stages 3, 7)"),
 )
 def test_a_slow_worker_of_a_single_stage_has_no_stages(call, options, place):
     worker = options[3] - 1
@@ -1040,9 +1016,8 @@ def test_a_slow_worker_of_a_single_stage_has_no_stages(call, options, place):
     assert f"{place} takes 1.5 times" in text
 
 
-@pytest.mark.parametrize(
-    ("schedule", "options"),
-    [("1f1b", ()), ("zb-h1", ()), ("interleaved-1f1b", ("-V", 2)), ("gpipe", ())],
+@with_cases(
+    "schedule options", ("1f1b", ()), ("zb-h1", ()), ("interleaved-1f1b", ("-V", 2)), ("gpipe", ())
 )
 def test_a_table_with_the_rows_of_a_schedule_says_so(call, tmp_path, schedule, options):
     table = tmp_path / "mine.csv"
@@ -1058,17 +1033,15 @@ def test_a_table_with_the_rows_of_a_schedule_says_so(call, tmp_path, schedule, o
 # F 1 s, I 1 s, W 1 s: of 3 x 64 + 9 + 4 = 205 s, start and end take 9 s under 1f1b, and the exchange
 # 4 s. With V stages per worker both take a V-th, as only the last exchange is waited for; under
 # zb-h1, start and end take 9 - 6 s. torchtitan has V = 2 without names of modules.
-@pytest.mark.parametrize(
-    ("launcher", "name", "schedule", "saves"),
-    [
-        (None, "interleaved-1f1b", "interleaved-1f1b, stages per worker 4", 13 * 3 / 4),
-        ("megatron-lm", "interleaved-1f1b", "interleaved-1f1b, stages per worker 4", 13 * 3 / 4),
-        ("torchtitan", "interleaved-1f1b", "interleaved-1f1b, stages per worker 2", 13 / 2),
-        (None, "zb-h1", "zb-h1", 6.0),
-        ("megatron-lm", "zb-h1", " of Megatron-LM", None),  # which it lacks
-        ("torchtitan", "1f1b", " of torchtitan", None),
-        (None, "1f1b", "", None),
-    ],
+@with_cases(
+    "launcher name schedule saves",
+    (None, "interleaved-1f1b", "interleaved-1f1b, stages per worker 4", 13 * 3 / 4),
+    ("megatron-lm", "interleaved-1f1b", "interleaved-1f1b, stages per worker 4", 13 * 3 / 4),
+    ("torchtitan", "interleaved-1f1b", "interleaved-1f1b, stages per worker 2", 13 / 2),
+    (None, "zb-h1", "zb-h1", 6.0),
+    ("megatron-lm", "zb-h1", " of Megatron-LM", None),  # which it lacks
+    ("torchtitan", "1f1b", " of torchtitan", None),
+    (None, "1f1b", "", None),
 )
 def test_the_schedule_that_shortens_ends_is_named(call, tmp_path, launcher, name, schedule, saves):
     path = tmp_path / "costs.json"
@@ -1092,9 +1065,7 @@ def test_no_change_helps_only_within_the_memory(call, limit, more):
     assert ("times the memory of now" in text) == (more is not None)
 
 
-@pytest.mark.parametrize(
-    ("stage", "factor"), [(1, 1.7), (2, 1.7), (4, 1.5), (6, 1.7), (7, 2.0), (8, 1.7)]
-)
+@with_cases("stage factor", (1, 1.7), (2, 1.7), (4, 1.5), (6, 1.7), (7, 2.0), (8, 1.7))
 def test_a_slow_stage_is_a_cause_where_an_even_split_would_help_less(data, stage, factor):
     # an order of 5 workers with 10 stages in a V that leaves gaps; both ends are long, too
     table = pj.read_table(data / "gaps.csv")
@@ -1111,17 +1082,15 @@ def test_a_slow_stage_is_a_cause_where_an_even_split_would_help_less(data, stage
     assert (cause.stage, cause.seconds) == (stage, pytest.approx(saved))
 
 
-@pytest.mark.parametrize(
-    ("base", "names", "limit", "ruled_out", "fitting"),
-    [
-        # options of launchers against options, though ZB-H1 by code saves more
-        ("1f1b", ("looped-bfs", "zb-h1"), None, ("looped-bfs", 2, "an option of torchtitan"), ""),
-        # a run that needs code itself is held against all that code brings
-        ("zb-h1", ("looped-bfs",), None, ("looped-bfs", 4, OWN_FILE), ""),
-        ("zb-h1", ("looped-bfs", "dualpipe"), 4.0, ("dualpipe", 1, OWN_FILE), ""),
-        ("zb-h1", ("dualpipe", "zb-v"), None, None, "zb-v"),  # saves 5.4 %, DualPipe 3.8 %
-        ("zb-h1", ("looped-bfs", "zb-v"), 4.0, None, "zb-v"),
-    ],
+@with_cases(
+    "base names limit ruled_out fitting",
+    # options of launchers against options, though ZB-H1 by code saves more
+    ("1f1b", ("looped-bfs", "zb-h1"), None, ("looped-bfs", 2, "an option of torchtitan"), ""),
+    # a run that needs code itself is held against all that code brings
+    ("zb-h1", ("looped-bfs",), None, ("looped-bfs", 4, OWN_FILE), ""),
+    ("zb-h1", ("looped-bfs", "dualpipe"), 4.0, ("dualpipe", 1, OWN_FILE), ""),
+    ("zb-h1", ("dualpipe", "zb-v"), None, None, "zb-v"),  # saves 5.4 %, DualPipe 3.8 %
+    ("zb-h1", ("looped-bfs", "zb-v"), 4.0, None, "zb-v"),
 )
 def test_memory_costs_only_what_nothing_that_fits_saves(base, names, limit, ruled_out, fitting):
     def step_time(name, stages):
@@ -1164,16 +1133,14 @@ def test_memory_rules_out_no_schedule_that_saves_less_than_another_option():
     assert not any(fault.kind == "memory" for fault in result.faults)
 
 
-@pytest.mark.parametrize(
-    ("launcher", "schedule", "precision", "fields"),
-    [
-        ("torchtitan", ("interleaved-1f1b", 2), "bf16", {"recompute": "full"}),  # 92 of 83.5 GB
-        ("torchtitan", ("1f1b", 1), "bf16", {"recompute": "full"}),  # 80.6 GB
-        ("torchtitan", ("interleaved-1f1b", 2), "fp8", {"tensor_parallel": 2}),
-        ("Megatron-Bridge", ("interleaved-1f1b", 2), "bf16", {"recompute": "full"}),
-        ("Megatron-LM", ("interleaved-1f1b", 2), "bf16", {"recompute": "full"}),
-        (None, ("1f1b", 1), "bf16", {"recompute": "full"}),
-    ],
+@with_cases(
+    "launcher schedule precision fields",
+    ("torchtitan", ("interleaved-1f1b", 2), "bf16", {"recompute": "full"}),  # 92 of 83.5 GB
+    ("torchtitan", ("1f1b", 1), "bf16", {"recompute": "full"}),  # 80.6 GB
+    ("torchtitan", ("interleaved-1f1b", 2), "fp8", {"tensor_parallel": 2}),
+    ("Megatron-Bridge", ("interleaved-1f1b", 2), "bf16", {"recompute": "full"}),
+    ("Megatron-LM", ("interleaved-1f1b", 2), "bf16", {"recompute": "full"}),
+    (None, ("1f1b", 1), "bf16", {"recompute": "full"}),
 )
 def test_remedies_fit_as_plans_do(answer, answer_and_text, launcher, schedule, precision, fields):
     available, factors = float(pj.load_system("h100").memory_available), []
@@ -1283,15 +1250,13 @@ def test_a_remedy_against_a_slow_host_shortens_the_time_that_the_host_takes():
     assert verdicts == {True: True, False: False}  # larger microbatches, and combined-1f1b
 
 
-@pytest.mark.parametrize(
-    ("base", "slow"),
-    [
-        ("1f1b", (1, 2)),  # a loop's last worker sends to the first one, too
-        ("zb-v", (0, 1)),
-        ("dualpipe-v", (2, 3)),
-        ("interleaved-1f1b", (0, 1)),
-        ("interleaved-1f1b", (0, 3)),  # which no V has
-    ],
+@with_cases(
+    "base slow",
+    ("1f1b", (1, 2)),  # a loop's last worker sends to the first one, too
+    ("zb-v", (0, 1)),
+    ("dualpipe-v", (2, 3)),
+    ("interleaved-1f1b", (0, 1)),
+    ("interleaved-1f1b", (0, 3)),  # which no V has
 )
 def test_a_slow_link_stays_between_its_workers_in_other_schedules(base, slow):
     more = {"stages_per_worker": 2} if base == "interleaved-1f1b" else {}

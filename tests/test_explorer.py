@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from daily import with_cases
 from explorer_cases import CROSSED, GIVEN, build_case, explored, get_scene, run_of_page, unpack
 from grammar_tables import grammar_table
 from justhtml import JustHTML
@@ -136,14 +137,12 @@ def test_a_link_model_under_which_nothing_runs_says_why():
     assert "rendezvous" not in schedule["forms"]
 
 
-@pytest.mark.parametrize(
+@with_cases(
     "arrays",
-    [
-        {"a": np.array([0, 1, -128, 127]), "b": np.array([1.5, -2.25])},
-        {"a": np.arange(70_000), "b": np.array([300, -300])},
-        {"a": np.array([0, 5, 5, 0, 0, 3, 4, -1, 0, -1]), "b": np.array([0])},
-        {"a": np.array([], int), "b": np.array([], float)},
-    ],
+    {"a": np.array([0, 1, -128, 127]), "b": np.array([1.5, -2.25])},
+    {"a": np.arange(70_000), "b": np.array([300, -300])},
+    {"a": np.array([0, 5, 5, 0, 0, 3, 4, -1, 0, -1]), "b": np.array([0])},
+    {"a": np.array([], int), "b": np.array([], float)},
 )
 def test_packed_arrays_are_read_back(arrays):
     result = unpack(json.loads(json.dumps(pack(arrays, steps=("a",)))))

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import strategies
+from daily import with_cases
 from hypothesis import given, strategies as st
 from legal_sizes import WHOLE, build
 
@@ -144,16 +145,14 @@ def test_a_command_says_what_its_csv_does_not_hold(call, tmp_path):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
+@with_cases(
     "line",
-    [
-        ["-T", "F=1e-400,B=1"],
-        ["-T", "F=1,B=1", "--comm", "0.001E-999us"],
-        ["-T", "F=1,B=1", "--pair-factor", "1e-400"],
-        ["-T", "F=1,B=1", "--scale", "F*1e-400"],
-        ["-C", "costs.json"],
-        ["-C", "costs.csv"],
-    ],
+    ["-T", "F=1e-400,B=1"],
+    ["-T", "F=1,B=1", "--comm", "0.001E-999us"],
+    ["-T", "F=1,B=1", "--pair-factor", "1e-400"],
+    ["-T", "F=1,B=1", "--scale", "F*1e-400"],
+    ["-C", "costs.json"],
+    ["-C", "costs.csv"],
 )
 def test_numbers_too_small_for_a_float_are_not_zero(line, mistake, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import jax
 import numpy as np
 import pytest
-from daily import daily
+from daily import daily, with_cases
 from legal_sizes import at_least, build, is_legal
 
 import pipejax as pj
@@ -111,9 +111,7 @@ def accepted(claimed):
         return False
 
 
-@pytest.mark.parametrize(
-    ("name", "p", "m", "link"), [("chimera", 4, 6, "delay"), ("zb-h1", 3, 5, "queued")]
-)
+@with_cases("name p m link", ("chimera", 4, 6, "delay"), ("zb-h1", 3, 5, "queued"))
 def test_a_wrong_form_is_rejected(name, p, m, link):
     table, program = lowered(name, p, m, link)
     claimed = json.loads(json.dumps(pj.formula(program).certificate(table)))
@@ -121,29 +119,25 @@ def test_a_wrong_form_is_rejected(name, p, m, link):
     assert not any(map(accepted, mutants(claimed)))
 
 
-@pytest.mark.parametrize(
-    ("name", "links"),
-    [
-        ("1f1b", pj.Links("rendezvous", posting="program")),
-        ("1f1b", pj.Links("rendezvous", "direction")),
-        ("chimera", pj.Links("queued", shared_links="pairs")),
-        ("pipedream", pj.Links()),
-    ],
+@with_cases(
+    "name links",
+    ("1f1b", pj.Links("rendezvous", posting="program")),
+    ("1f1b", pj.Links("rendezvous", "direction")),
+    ("chimera", pj.Links("queued", shared_links="pairs")),
+    ("pipedream", pj.Links()),
 )
 def test_other_links_and_tables_are_proved_too(name, links):
     table, program = lowered(name, 4, 4, links)
     assert accepted(json.loads(json.dumps(pj.formula(program).certificate(table))))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("zb-h1", {}),
-        ("chimera", {"box": {"F": (1, 2), "c_F": (0, 0.5)}}),
-        ("chimera", {"box": {"B": (0.3, 0.3), "c_F": (0, 0.5)}}),
-        ("hanayo", {"max_facets": 5}),
-        ("1f1b", {"parameters": ("F", "B_first", "B_mid", "B_last", "latency", "U")}),
-    ],
+@with_cases(
+    "name options",
+    ("zb-h1", {}),
+    ("chimera", {"box": {"F": (1, 2), "c_F": (0, 0.5)}}),
+    ("chimera", {"box": {"B": (0.3, 0.3), "c_F": (0, 0.5)}}),
+    ("hanayo", {"max_facets": 5}),
+    ("1f1b", {"parameters": ("F", "B_first", "B_mid", "B_last", "latency", "U")}),
 )
 def test_a_saved_form_is_the_same(name, options, tmp_path):
     table = build(name, 4, 8)
@@ -395,14 +389,12 @@ def within(regions, theta):
     return inside
 
 
-@pytest.mark.parametrize(
-    ("names", "p", "m", "box"),
-    [
-        (("chimera", "1f1b"), 4, 16, None),
-        (("interleaved-1f1b", "chimera"), 4, 8, None),
-        (("gpipe", "1f1b"), 4, 8, None),
-        (("chimera", "1f1b"), 4, 16, {"F": (1, 2), "B": (1, 4)}),
-    ],
+@with_cases(
+    "names p m box",
+    (("chimera", "1f1b"), 4, 16, None),
+    (("interleaved-1f1b", "chimera"), 4, 8, None),
+    (("gpipe", "1f1b"), 4, 8, None),
+    (("chimera", "1f1b"), 4, 16, {"F": (1, 2), "B": (1, 4)}),
 )
 def test_regions_are_where_each_is_faster(names, p, m, box):
     first, second = get_forms(names, p, m, box=box)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
-from daily import daily
+from daily import daily, with_cases
 from jitter_cases import ALL, ONE, D, S, build, make_costs, sample_costs
 
 import pipejax as pj
@@ -159,12 +159,10 @@ def test_robustness_ranks():
         pj.analysis.robustness(runs, quantile=2)
 
 
-@pytest.mark.parametrize(
-    ("costs", "message"),
-    [
-        (unchecked_costs({"forward": -1.0}), "forward must be finite"),
-        (pj.Costs(forward=1.7e308, backward=0.0), "too large for a float"),
-    ],
+@with_cases(
+    "costs message",
+    (unchecked_costs({"forward": -1.0}), "forward must be finite"),
+    (pj.Costs(forward=1.7e308, backward=0.0), "too large for a float"),
 )
 def test_costs_that_no_sample_can_have_are_refused(costs, message):
     with pytest.raises(ValueError, match=message):

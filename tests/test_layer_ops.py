@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from daily import with_cases
 from step_flop import step_flop
 
 import pipejax as pj
@@ -314,9 +315,7 @@ def test_a_product_takes_its_flop_its_bytes_and_its_latency():
     assert float(device_time(SYSTEM, op("layer"), "weight_grad")) == 5e-6
 
 
-@pytest.mark.parametrize(
-    ("columns", "share"), [(50257, 0.25), (50257 / 2, 1.0), (50257 / 4, 0.25), (51200, 1.0)]
-)
+@with_cases("columns share", (50257, 0.25), (50257 / 2, 1.0), (50257 / 4, 0.25), (51200, 1.0))
 def test_a_product_with_misaligned_columns_is_slower(columns, share):
     """GPT-2's vocabulary of 50257 is odd; half of it, 25128 whole columns, is a multiple of 8."""
     expected = 3e9 / (150e12 * share) + 5e-6

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from daily import with_cases
 
 from sweeps.kit import claims
 
@@ -44,14 +45,12 @@ def test_only_what_can_fail_is_counted_and_each_paper_by_itself():
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "holds"),
-    [
-        (claims.BY_CONSTRUCTION, False),
-        (claims.BY_CONSTRUCTION, None),
-        (claims.FITTED, False),
-        (claims.SHOWN, True),
-    ],
+@with_cases(
+    "kind holds",
+    (claims.BY_CONSTRUCTION, False),
+    (claims.BY_CONSTRUCTION, None),
+    (claims.FITTED, False),
+    (claims.SHOWN, True),
 )
 def test_a_kind_says_which_verdicts_it_can_have(kind, holds):
     with pytest.raises(ValueError, match=f"claim 9 is '{kind}', but what came out is {holds}: 2"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from contradictions import check_contradictions, scaled
+from daily import with_cases
 from rich.console import Console
 
 from figures import __main__ as figures_command
@@ -279,9 +280,8 @@ def test_ends_are_medians_where_the_first_scheme_ends():
     np.testing.assert_allclose(lead.lead, np.sqrt(START * 1e-2) / 1e-4)
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("pipedream", {}), ("pipedream-2bw", {}), ("local-sgd", {"local_steps": 3})],
+@with_cases(
+    "method options", ("pipedream", {}), ("pipedream-2bw", {}), ("local-sgd", {"local_steps": 3})
 )
 def test_tables_are_busy_until_the_end_and_not_much_longer(method, options):
     table = build_until(method, 4, 200.0, **options)

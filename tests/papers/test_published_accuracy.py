@@ -4,6 +4,7 @@ import types
 
 import numpy as np
 import pytest
+from daily import with_cases
 
 import pipejax as pj
 from pipejax.analysis.step.validation import prediction_errors, relative_errors
@@ -138,10 +139,7 @@ def test_differences_of_shares_are_in_points():
 
 
 # published recipes beside plans: what counts as held, and steps of recipes by another way
-@pytest.mark.parametrize(
-    ("place", "step_time", "holds"),
-    [(IDEAS, 2.0, True), (None, 1.049, True), (None, 1.051, False)],
-)
+@with_cases("place step_time holds", (IDEAS, 2.0, True), (None, 1.049, True), (None, 1.051, False))
 def test_a_recipe_holds_among_the_best_ideas_or_close_to_the_best_step(place, step_time, holds):
     plan = types.SimpleNamespace(best=types.SimpleNamespace(step_time=1.0))
     assert Verdict(RECIPES[0], place, plan, step_time).holds == holds
