@@ -226,7 +226,7 @@ class Table:
                     self._miss(producer, f"{rules.op_text(op)} waits for it")
 
     def _check_passes(self, stage: int, microbatch: int) -> None:
-        """Check that a microbatch has on a stage: F, a backward, and both O and L or neither."""
+        """Check the ops of a microbatch on a stage: F, a backward, and O only together with L."""
         ops = {letters: TableOp(letters, stage, microbatch) for letters in "FBIWOLU"}
         has = {letters: op in self.cell for letters, op in ops.items()}
         if not has["F"]:

@@ -205,7 +205,7 @@ def _node_microbatches(program: Program) -> Int[NumpyArray, " nodes"]:
 def _microbatch_positions(
     position: Positions, microbatch: Positions, old: CostLayout, new: CostLayout
 ) -> Positions:
-    """Translate cost positions to a layout by microbatch; -1 counts as microbatch 0."""
+    """Move indices of the cost vector to a vector with one entry per microbatch (-1: entry 0)."""
     # Each entry for ops (from 1 on) and messages (from `first_link` on) becomes M entries: with
     # M = 2, op position 1 becomes 1 and 2, position 2 becomes 3 and 4. Fused pairs come later.
     position, column = np.asarray(position).astype(np.int64), np.maximum(microbatch, 0)

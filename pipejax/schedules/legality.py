@@ -98,7 +98,7 @@ def check_rows(content: Content) -> None:
 
 
 def check_ranges(content: Content) -> None:
-    """Check that every op has an existing stage, microbatch and pipe; slices share a pipe."""
+    """Check that stage, microbatch and pipe of ops exist; slices of a microbatch share a pipe."""
     ops, grammar, stages = content.ops, content.grammar, content.num_stages
     has_microbatch = ~is_phase(ops.phase, grammar.sharding)
     has_stage = ~is_phase(ops.phase, grammar.worker_phases)

@@ -279,7 +279,7 @@ def read_axis(name: str, entry: Any, where: str, check: Any, unit: str = "") -> 
 
 
 def read_system_axes(section: Any, where: str) -> tuple[Axis, ...]:
-    """Read the axes that vary fields of the systems."""
+    """Read the axes of a sweep whose values replace fields of systems, such as a bandwidth."""
     # Sections and keys are those of a system file, with units. A value is a number, a list, or
     # `{from, to, points, scale}` with the scale "linear" or "log".
     if not isinstance(section, Mapping):

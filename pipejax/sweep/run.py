@@ -318,7 +318,7 @@ def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
 
 
 def stack_systems(axes: list[Axis], software: Stack) -> System:
-    """Return all systems of a block, with their software, as one batched system."""
+    """Return the systems that a block of the sweep has, with software, as one batched system."""
     # `axes` are the systems, the accelerators per node, and fields of systems. The batch has every
     # combination of their values: a grid (systems, node sizes, field 1, field 2, ..), flattened at
     # the end. The software applies to the systems before their fields are varied.

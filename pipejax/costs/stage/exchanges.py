@@ -108,7 +108,7 @@ def _with_groups(
 
 
 def _replicas(work: StageWork, system: System) -> tuple[Group, Group]:
-    """Return the data-parallel groups of dense and expert weights (two kinds) by their sizes."""
+    """Return the sizes of data-parallel groups, for dense weights and for expert weights."""
     # The first group (1, kinds) is within a pipe. In the second (kinds, stages), a stage that two
     # pipes hold has twice the replicas.
     stages, layout = work.stages, work.layout

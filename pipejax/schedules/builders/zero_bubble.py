@@ -153,7 +153,7 @@ def zb_2p(
     transfer: float = 0.0,
     slots: Slots = UNIT_SLOTS,
 ) -> ScheduleTable:
-    """Zero-bubble heuristic in twice the memory of 1F1B; made for steps that overlap.
+    """Zero-bubble heuristic in twice the memory of 1F1B, for runs whose next step starts early.
 
     Options:
       weight_share: share of an activation that W frees; I frees the rest.

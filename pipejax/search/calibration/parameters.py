@@ -118,7 +118,7 @@ def _centre(system_value: float, prior: Prior, general: bool) -> float:
 
 
 def with_factors(parameters: Parameters, names: Sequence[str], spread: float) -> Parameters:
-    """Append factors on predicted times, with priors around 1."""
+    """Append parameters that multiply predicted times, with priors around 1."""
     columns = zip(parameters[1:], (1.0, spread, np.inf), strict=True)
     extended = (np.append(column, np.full(len(names), value)) for column, value in columns)
     return Parameters((*parameters.names, *names), *extended)

@@ -169,7 +169,7 @@ class _ChunkSearch(LocalSearch[PromptChunks]):
         return self.best, self.value
 
     def _bound(self, count: int) -> float:
-        """Return a lower bound [s] on all cuts into `count` chunks, valid for any link model."""
+        """Return a lower bound on the time of cuts into `count` chunks, for all link models [s]."""
         # The path of a chunk has all earlier chunks on the first stage, this chunk on all stages,
         # and all later chunks on the last stage. The path bound is the mean path over chunks. The
         # work bound is the work of one stage, plus fixed time and latency on all other stages.

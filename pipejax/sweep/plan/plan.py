@@ -227,7 +227,7 @@ def _progress_saver(
 def _find_layouts(
     evaluator: Evaluator, count: int
 ) -> tuple[Bool[NumpyArray, " layouts"], Rows, list[PlannedLayout]]:
-    """Return whether layouts are outside (layouts), then rows and records of the best layouts."""
+    """Return for each layout whether it is outside, then rows and records of the best layouts."""
     # A layout is outside if another regime is measured better than its regime, or if it may not fit
     # in memory. First come the `count` best layouts that are not outside. Then comes the best
     # outside layout of each regime; one that may not fit only if it is faster than the best layout.
