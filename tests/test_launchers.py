@@ -779,6 +779,21 @@ def test_a_plan_names_degrees_that_the_launcher_never_has(launcher, options, not
         assert line.startswith(f"warning: no layout has {notice}")
 
 
+@with_cases("stack", "", "torchtitan-2024", "torchtitan-2024-eager")
+def test_torchtitan_splits_sequences_from_both_ends(answer, stack):
+    # attention of 131072 tokens takes most of the step; in order, the last of 8 accelerators has
+    # 2 - 1/8 times the mean's pairs, so runs with and without the launcher would differ by half
+    line = (
+        "-s 1f1b -P 1 -M 2 -m llama3-8b -y a100 --minibatch 2 --sequence 131072 --data-parallel 4"
+    )
+    run = ("evaluate", *line.split(), "--context-parallel", 8, "--recompute", "half_products")
+    kernels = ("--stack", stack) if stack else ()
+    ours = answer(*run, *kernels, "--launcher", "torchtitan")["step_time"]
+    assert ours == pytest.approx(answer(*run, "--zero", 3)["step_time"], rel=0.06)
+    if stack:  # the runs of this stack were measured with sequences in order
+        assert answer(*run, *kernels, "--zero", 3)["step_time"] > 1.5 * ours
+
+
 def test_a_plan_says_what_other_defaults_change(answer, call):
     plan = answer(*PLANNED, "--tensor", 4, "-S", "1f1b")
     under = plan["under_launchers"]

@@ -761,9 +761,9 @@ def launcher_defaults(
 ) -> tuple[Model, Stack, dict[str, Any]]:
     """Return (model, software stack, workload defaults) for a launcher, or without one."""
     # Defaults of `alone` (one pipeline worker) override those of the software, and these override
-    # the launcher's. But the launcher's defaults override those of its default stack. A requested
-    # `stack` replaces that of the system's calibration. A model's own gradient bytes override the
-    # launcher's. `workers` is the number of pipeline workers, if known.
+    # the launcher's. But the launcher's defaults override those of its own stacks, which may be of
+    # an older version. A requested `stack` replaces that of the system's calibration. A model's own
+    # gradient bytes override the launcher's. `workers` is the number of pipeline workers, if known.
     software = machine_software(system, stack)
     if name is None:
         return software.model(model), software, fields_for(model, software.workload)
@@ -772,9 +772,10 @@ def launcher_defaults(
         model = dataclasses.replace(model, gradient_bytes=launcher.gradient_bytes)
     if launcher.stack and stack is None and not software.name:
         default = load_stack(launcher.stack)
-        if default.is_known_on(system):
-            workload = {**default.workload, **launcher.workload}
-            software = dataclasses.replace(default, workload=workload)
+        software = default if default.is_known_on(system) else software
+    if software.name in filter(None, (launcher.stack, launcher.compiled)):
+        workload = {**software.workload, **launcher.workload}
+        software = dataclasses.replace(software, workload=workload)
     alone = launcher.alone if workers == 1 else {}
     defaults = {**launcher.workload, **software.workload, **alone}
     return software.model(model), software, fields_for(model, defaults)
