@@ -9,15 +9,7 @@ from legal_sizes import build
 from test_schedules import check_run, works
 
 import pipejax as pj
-from pipejax.schedules.heuristics.building_block import (
-    Order,
-    Waits,
-    block_rows,
-    building_block,
-    least_interval,
-    number_legs,
-    rows_keep_limits,
-)
+from pipejax.schedules.heuristics import building_block as blocks
 from pipejax.schedules.heuristics.list_scheduling import Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import Work
 from pipejax.search.schedule import anytime_search
@@ -36,13 +28,15 @@ HEURISTICS = ("1f1b", "zero-bubble", "zb-1p", "zb-h1", "zb-2p", "zb-h2", *OFFLOA
 def test_an_order_whose_rows_fit_never_gets_stuck(samples, data):
     work, numbers = samples
     legs = num_legs(work)
-    waits = Waits(numbers(0, 9, legs), numbers(0, 9, legs), numbers(0, 9, 2 * legs - 1))
-    interval = data.draw(st.sampled_from([0.1, 0.5, 1.0, 1.4, 3.0])) * least_interval(work)
+    waits = blocks.Waits(numbers(0, 9, legs), numbers(0, 9, legs), numbers(0, 9, 2 * legs - 1))
+    interval = data.draw(st.sampled_from([0.1, 0.5, 1.0, 1.4, 3.0])) * blocks.least_interval(work)
     delay = data.draw(st.sampled_from([0.0, interval, np.inf]))
     rules = data.draw(st.tuples(st.booleans(), st.booleans(), st.booleans()))
-    order = Order(building_block(work, waits, interval), delay, *rules)
+    order = blocks.Order(blocks.building_block(work, waits, interval), delay, *rules)
     run = list_schedule(work, Rules(order=order))
-    assert (run is not None) == rows_keep_limits(work, block_rows(work, order.block)[0])
+    assert (run is not None) == blocks.rows_keep_limits(
+        work, blocks.block_rows(work, order.block)[0]
+    )
     if run is not None:
         check_run(work, run)
         end = max(run.clock)
@@ -56,11 +50,11 @@ def test_an_order_whose_rows_fit_never_gets_stuck(samples, data):
 def test_ops_of_a_block_begin_where_their_input_has_arrived(samples, data):
     work, numbers = samples
     legs = num_legs(work)
-    waits = Waits(numbers(0, 9, legs), numbers(0, 9, legs), numbers(0, 9, 2 * legs - 1))
-    block = building_block(work, waits, data.draw(st.sampled_from([1.0, 2.5])) * 99)
+    waits = blocks.Waits(numbers(0, 9, legs), numbers(0, 9, legs), numbers(0, 9, 2 * legs - 1))
+    block = blocks.building_block(work, waits, data.draw(st.sampled_from([1.0, 2.5])) * 99)
     for pipe, row in enumerate(work.placement):
         forward, gradient = (block.starts[phase][pipe] for phase in (F, I))
-        legs = number_legs(row)
+        legs = blocks.number_legs(row)
         for stage in range(len(row) - 1):
             takes = [
                 work.lag[way][pipe][stage] + work.transmit[way][pipe][stage]
@@ -90,8 +84,8 @@ def test_a_block_without_waits_is_v_min(workers):
     # published: (P + 4) // 3 microbatches at once, and a bubble of 4 P - 5 (P no multiple of 3)
     microbatches, limit = 2 * workers, 2 * ((workers + 4) // 3)
     work = v_shape(workers, microbatches, limit)
-    block = building_block(work, Waits([0, 0], [0, 0], [0, 0, 0]), 6.0)
-    run = list_schedule(work, Rules(order=Order(block, 0.0, False, False, False)))
+    block = blocks.building_block(work, blocks.Waits([0, 0], [0, 0], [0, 0, 0]), 6.0)
+    run = list_schedule(work, Rules(order=blocks.Order(block, 0.0, False, False, False)))
     assert run is not None
     firsts = [min(start for *_, w, start, _ in run.log if w == at) for at in range(workers)]
     spans = [end - first for end, first in zip(run.clock, firsts, strict=True)]
@@ -101,8 +95,8 @@ def test_a_block_without_waits_is_v_min(workers):
 @pytest.mark.parametrize("workers", [3, 4, 5, 6])
 def test_a_worker_runs_ahead_only_where_the_rest_still_finds_room(workers):
     work = v_shape(workers, 3 * workers, 2 * ((workers + 4) // 3))
-    block = building_block(work, Waits([0, 0], [0, 0], [0, 0, 0]), 6.0)
-    run = list_schedule(work, Rules(order=Order(block, 12.0, True, True, False)))
+    block = blocks.building_block(work, blocks.Waits([0, 0], [0, 0], [0, 0, 0]), 6.0)
+    run = list_schedule(work, Rules(order=blocks.Order(block, 12.0, True, True, False)))
     assert run is not None
     check_run(work, run)
 

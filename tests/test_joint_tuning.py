@@ -13,16 +13,7 @@ from pipejax.cli.app import run
 from pipejax.costs.model.workload import StageLayers
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import stage_work
-from pipejax.search.tuning import problem as tuning_problem
-from pipejax.search.tuning.joint import (
-    BestSetting,
-    JointProblem,
-    all_settings,
-    count_settings,
-    plain_answers,
-    search_jointly,
-    search_locally,
-)
+from pipejax.search.tuning import joint as joint_tuning, problem as tuning_problem
 from pipejax.search.tuning.problem import ScheduleFamily, TuningProblem
 
 SYSTEM = dataclasses.replace(pj.load_system("h100"), memory_reserve=0.0, memory_capacity=10.6e9)
@@ -34,7 +25,7 @@ WHOLE = ("size", "layers", "recompute")
 def few(parts=WHOLE, system=SYSTEM, minibatch=8):
     """A problem whose memory binds."""
     workload = pj.Workload(MODEL, minibatch, tensor_parallel=8)
-    return JointProblem(TuningProblem.from_workload(FAMILY, workload, system), parts)
+    return joint_tuning.JointProblem(TuningProblem.from_workload(FAMILY, workload, system), parts)
 
 
 SLOW = dataclasses.replace(SYSTEM, compute_latency=1e-3)
@@ -47,7 +38,7 @@ def result_case():
     """By case the problem, what a local search finds, and the best of all settings."""
     with jax.enable_x64(True):
         problems = {name: few(WHOLE, *case) for name, case in CASES.items()}
-        searches = search_locally, search_jointly
+        searches = joint_tuning.search_locally, joint_tuning.search_jointly
         return {k: (x, *(search(x) for search in searches)) for k, x in problems.items()}
 
 
@@ -83,7 +74,7 @@ def test_plain_settings_are_told_first_and_compile_nothing(monkeypatch):
     """Each is better than the one before, and the step time of what it says."""
     monkeypatch.setattr(tuning_problem, "makespans", None)
     workload = pj.Workload(MODEL, 8, tensor_parallel=8)
-    message = list(plain_answers(few()))
+    message = list(joint_tuning.plain_answers(few()))
     times = [result_case.step_time for result_case in message]
     assert len(times) > 1
     assert times == sorted(times, reverse=True)
@@ -98,8 +89,8 @@ def test_plain_settings_are_told_first_and_compile_nothing(monkeypatch):
 @pytest.mark.parametrize("parts", [WHOLE, ("size", "layers"), ("recompute",)])
 def test_settings_are_counted(parts):
     joint = few(parts, *CASES["room"])
-    blocks = list(all_settings(joint))
-    assert sum(len(block.size) for block in blocks) == count_settings(joint)
+    blocks = list(joint_tuning.all_settings(joint))
+    assert sum(len(block.size) for block in blocks) == joint_tuning.count_settings(joint)
     rows = np.concatenate([np.column_stack([b.size, b.layers, b.recomputed]) for b in blocks])
     assert len(np.unique(rows, axis=0)) == len(rows)
 
@@ -110,10 +101,10 @@ def test_the_command_tunes_several_parts_together(capsys, monkeypatch):
 
     def tune(joint):
         seen.append(joint)
-        setting = next(all_settings(joint)).at([0])
+        setting = next(joint_tuning.all_settings(joint)).at([0])
         (step,), (need,) = joint.exact(setting)
         numbers = step.item(), need.item(), 7
-        return BestSetting(setting.at(0), *numbers, joint.problem.workload)
+        return joint_tuning.BestSetting(setting.at(0), *numbers, joint.problem.workload)
 
     front = importlib.import_module("pipejax.search.tuning.tune")
     monkeypatch.setattr(front, "search_locally", tune)
