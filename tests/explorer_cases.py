@@ -23,11 +23,9 @@ BUILT = {
     "an update": ("1f1b", {**TIMES, "transmit": 0.5, "all_reduce": 3.0, "update": 0.5}),
     "within": ("pipedream", {**TIMES, "update": 0.5, "all_reduce": 0.25, "transmit": 0.1}),
 }
+PAIRS = ["0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2", ",1F0,1B0,1F1,1B1,1F2,1B2"]
 ROWS = {
-    "pairs": (
-        ["0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2", ",1F0,1B0,1F1,1B1,1F2,1B2"],
-        {**TIMES, "transmit": 0.3},
-    ),
+    "pairs": (PAIRS, {**TIMES, "transmit": 0.3}),
     "offloads": (["0F0,0O0,0WAIT_O0,0F1,0B1,0L0,0B0"], {**TIMES, "offload": 1.5}),
 }
 CROSSED = (  # a deadlock under rendezvous

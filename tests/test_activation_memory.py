@@ -12,11 +12,7 @@ from legal_sizes import build
 import pipejax as pj
 from pipejax.costs.stage.stage_work import stage_bytes, static_parts
 from pipejax.schedules.cells.grammar import Grammar
-from pipejax.schedules.table.held_activations import (
-    held_counts,
-    held_in_rows,
-    static_bytes,
-)
+from pipejax.schedules.table.held_activations import held_counts, held_in_rows, static_bytes
 
 THIRD = Fraction(1, 3)
 SECONDS = {"forward": 1.0, "backward": 2.0, "input_grad": 1.0, "weight_grad": 1.0}

@@ -24,11 +24,7 @@ from benchmarks import compiled_simd
 from pipejax.base.compiled import cpu_options
 from pipejax.costs.costs import unchecked_costs
 from pipejax.engine.batched import interpreter, makespans, unrolled as unrolled_form
-from pipejax.engine.batched.binary_program import (
-    backward_program,
-    binary_ops,
-    forward_program,
-)
+from pipejax.engine.batched.binary_program import backward_program, binary_ops, forward_program
 from pipejax.engine.batched.cost_rows import cost_rows
 from pipejax.engine.batched.interpreter import batch_sharding
 from pipejax.engine.pricing import NodeCosts, price

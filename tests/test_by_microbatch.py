@@ -30,13 +30,10 @@ def lowered(name="1f1b", link="delay"):
 def random_costs(shape=(), *, stages=4, pipes=1, microbatches=8, seed=0):
     """Costs per microbatch, with the axes of a batch in front."""
     rng = np.random.default_rng(seed)
-    return pj.Costs(
-        forward=rng.random((*shape, stages, microbatches)),
-        input_grad=rng.random((*shape, 1, microbatches)),
-        weight_grad=rng.random((*shape, 1, microbatches)),
-        transmit=rng.random((*shape, 2, pipes, stages - 1, microbatches)),
-        latency=rng.random((*shape, stages - 1)),
-    )
+    shapes = {"forward": (stages, microbatches), "input_grad": (1, microbatches)}
+    shapes |= {"weight_grad": (1, microbatches), "latency": (stages - 1,)}
+    shapes["transmit"] = (2, pipes, stages - 1, microbatches)
+    return pj.Costs(**{name: rng.random((*shape, *axes)) for name, axes in shapes.items()})
 
 
 def repeated(costs, microbatches):

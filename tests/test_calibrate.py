@@ -151,10 +151,8 @@ def test_what_helps_rows_that_a_fit_did_not_see_is_fitted(six, a100):
     assert [band.percent for band in result.system.calibration.bands] == [80]  # of six parts
 
 
-@pytest.mark.parametrize(
-    "factors",  # of the times of the rows
-    [[1.006] * 6, [0.994] * 6, [1.25] * 5 + [0.9], [1.25] + [0.9] + [1.25] * 4],
-)
+# of the times of the rows
+@with_cases("factors", [1.006] * 6, [0.994] * 6, [1.25] * 5 + [0.9], [1.25] + [0.9] + [1.25] * 4)
 def test_nothing_is_fitted_where_that_helps_little_or_harms_the_worst_row(six, a100, factors):
     result = pj.calibrate(six.with_columns(seconds=six.seconds * factors), a100)
     assert not result.parameters
@@ -286,10 +284,8 @@ def test_a_number_of_the_system_comes_before_that_of_others(plain_a100):
     priors = [parameters_with_priors(plain_a100, [name], general=g) for g in (False, True)]
     system_centre, others = (numbers.centre[0] for numbers in priors)
     assert (system_centre, others) == (plain_a100.host.step, PRIORS["host.step"].centre)
-    unsaid = plain_a100.with_number(
-        "kernels.attention_efficiency", 1.0
-    )  # a data sheet knows no losses
     name = "kernels.attention_efficiency"
+    unsaid = plain_a100.with_number(name, 1.0)  # a data sheet knows no losses
     assert parameters_with_priors(unsaid, [name]).centre[0] == PRIORS[name].centre
 
 

@@ -117,14 +117,11 @@ def test_memory_area_of_times_that_are_no_multiples_is_not_rounded_up():
 
 
 # ------------------------------------------------------------------------------ one of every kind
-ROWS = [  # cells of all kinds
-    row.split(",")
-    for row in (
-        "0UNSHARD,0F0,0SEND_F0,0O0,0WAIT_O0,0F1,0SEND_F1,0WAIT_SEND_F0,0L0,0RECV_B0,0R0,0I0,"
-        "0RECV_B1,,0W0,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD",
-        "1RECV_F0,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1SEND_B0,1B1,1SEND_B1,1WAIT_SEND_B0,1WAIT_SEND_B1",
-    )
-]
+ROWS = (  # cells of all kinds
+    "0UNSHARD,0F0,0SEND_F0,0O0,0WAIT_O0,0F1,0SEND_F1,0WAIT_SEND_F0,0L0,0RECV_B0,0R0,0I0,"
+    "0RECV_B1,,0W0,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD",
+    "1RECV_F0,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1SEND_B0,1B1,1SEND_B1,1WAIT_SEND_B0,1WAIT_SEND_B1",
+)
 # bounds of `run_with_bounds` that hold and can be no higher; that of the solver is on trust
 TIGHT = {"path": 12.75, "worker": 12.75, "stage": 11.75, "memory chain": 12.75}
 TIGHT |= {"memory area": 12.75, "solver": 11.0}
@@ -145,22 +142,15 @@ def run_of_all_cells():
     sharding = {"unshard": 0.25, "reshard": 0.5, "reduce_grad": 0.75, "wait_reduce_grad": 1.25}
     gradients = {"backward": 2.0, "input_grad": 1.0, "weight_grad": 1.25, "recompute": 0.5}
     step_end = {"all_reduce": 1.5, "update": 0.125}
-    costs = pj.Costs(
-        forward=np.array([[1.0, 2.0], [1.5, 0.5]]),
-        transmit=np.array([[[0.5]], [[0.125]]]),
-        **{"offload": 0.75, "load": 0.25, "pair_factor": 0.5, "latency": 0.25},
-        **{**gradients, **step_end, **sharding},
-    )
-    links = pj.Links(
-        "rendezvous",
-        queues="direction",
-        host_links=((0, 1),),
-        posting="program",
-        shared_links=(((0, 1), (1, 0)),),
-        pair_links={(0, 1): "rendezvous", (1, 0): "blocking"},
-        eager_below=0.25,
-    )
-    run = pj.evaluate(pj.ScheduleTable.from_rows(ROWS), costs, link=links)
+    moved = {"transmit": [[[0.5]], [[0.125]]], "offload": 0.75, "load": 0.25, "latency": 0.25}
+    others = {"forward": [[1.0, 2.0], [1.5, 0.5]], "pair_factor": 0.5}
+    costs = pj.Costs(**others, **gradients, **step_end, **sharding, **moved)
+    more = {"queues": "direction", "posting": "program", "eager_below": 0.25}
+    more |= {"host_links": ((0, 1),), "shared_links": (((0, 1), (1, 0)),)}
+    pairs = {(0, 1): "rendezvous", (1, 0): "blocking"}
+    links = pj.Links("rendezvous", **more, pair_links=pairs)
+    table = pj.ScheduleTable.from_rows([row.split(",") for row in ROWS])
+    run = pj.evaluate(table, costs, link=links)
     sizes = {"sizes": [[1.0, 2.0], [1.5, 0.5]], "weight_share": [0.25, 0.5]}
     memory = pj.analysis.activation_memory(run, **sizes, checkpoints=0.125)
     return pj.certificate(run, memory=memory)
@@ -213,9 +203,7 @@ CERTIFICATES = {
     "optimum": optimum,
     "closed form": formula,
     "closed form in a box": functools.partial(formula, "1f1b", "queued", **BOX),
-    "closed form with a parameter that is fixed": functools.partial(
-        formula, "chimera", "queued", **FIXED
-    ),
+    "closed form with a fixed parameter": functools.partial(formula, "chimera", "queued", **FIXED),
 }
 # ------------------------------------------------------------------------------- every field changed
 FREE = {  # texts, and what was spent: these say nothing that could be false

@@ -10,27 +10,17 @@ from grammar_tables import TABLES, grammar_table
 from trace_rules import busy, faults, slices
 
 import pipejax as pj
+from pipejax.schedules.table.links import LINK_MODELS
 
 LINKS = {
-    "delay": "delay",
-    "queued": "queued",
-    "blocking": "blocking",
-    "rendezvous": "rendezvous",
+    **{name: name for name in LINK_MODELS},
     "by pair": pj.Links("rendezvous", "pair"),
     "by program": pj.Links("rendezvous", "pair", posting="program"),
     "shared": pj.Links("queued", shared_links="pairs"),
 }
 SCHEDULES = (
-    "1f1b",
-    "interleaved-1f1b",
-    "chimera",
-    "zb-h1",
-    "hanayo",
-    "pipe-offload",
-    "pipedream",
-    "DualPipeV_4_8.csv",
-    "1F1B_4_8.comms.csv",
-    *TABLES,
+    *("1f1b", "interleaved-1f1b", "chimera", "zb-h1", "hanayo", "pipe-offload", "pipedream"),
+    *("DualPipeV_4_8.csv", "1F1B_4_8.comms.csv", *TABLES),
 )
 
 

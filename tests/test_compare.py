@@ -37,11 +37,7 @@ def levels(name, p=4, m=8, link="delay", slots=None, **costs):
     ("hanayo", {}, "no formula: no closed form is"),
     ("gpipe", {}, "all three agree"),
     ("interleaved-1f1b", {"m": 6}, r"in flight: .* says 11, the table holds 12"),
-    (
-        "dualpipe",
-        {"pair_factor": 0.0},
-        r"run below table: fused pairs overlap \(pair factor 0\)",
-    ),
+    ("dualpipe", {"pair_factor": 0.0}, r"run below table: fused pairs overlap \(pair factor 0\)"),
     ("dualpipe", {"pair": 2.5}, "run below table: fused pairs have a time of their own"),
 )
 def test_why(name, arguments, why):
@@ -173,11 +169,8 @@ def test_offloads_alone_are_a_share_of_the_critical_path():
 
 def test_bound_by_names_the_dominant_cost():
     table = build("1f1b", 4, 8)
-    for costs, name in (
-        ({"forward": 9.0, "backward": 1.0}, "F"),
-        ({"forward": 1.0, "backward": 9.0}, "B"),
-        ({"forward": 1.0, "backward": 1.0, "transmit": 9.0}, "message"),
-    ):
+    for name, field in (("F", "forward"), ("B", "backward"), ("message", "transmit")):
+        costs = {"forward": 1.0, "backward": 1.0} | {field: 9.0}
         result = pj.evaluate(table, pj.Costs(**costs))
         assert result.bound_by == name
         assert sum(result.path_share.values()) == pytest.approx(1)

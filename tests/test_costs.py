@@ -351,23 +351,16 @@ def test_batches_that_overflow_are_refused():
             solve(program, pj.Costs(forward=1e308, backward=0.0))
 
 
+PARTS, HALVES = (dict.fromkeys(("input_grad", "weight_grad"), time) for time in (1, 1.5))
 REPLACED = (  # given times, replaced ones, and the times that follow by hand
     ({"forward": 1, "backward": 2}, {"backward": 4}, {"input_grad": 2, "weight_grad": 2}),
     ({"forward": 1, "backward": 2}, {"backward": 0.5}, {"input_grad": 0.25}),
     ({"forward": 1, "backward": 2}, {"weight_grad": 1.5}, {"backward": 2, "input_grad": 0.5}),
-    (
-        {"forward": 1, "input_grad": 1, "weight_grad": 1},
-        {"input_grad": 3, "weight_grad": 3},
-        {"backward": 6},
-    ),
+    ({"forward": 1, **PARTS}, {"input_grad": 3, "weight_grad": 3}, {"backward": 6}),
     ({"forward": 1, "backward": 1, "offload": 1}, {"offload": 5}, {"load": 5}),
     ({"forward": 1, "backward": [2, 4]}, {"backward": [6, 8]}, {"input_grad": [3, 4]}),
     # three given times stay as they are
-    (
-        {"forward": 1, "backward": 2, "input_grad": 1.5, "weight_grad": 1.5},
-        {"backward": 3},
-        {"input_grad": 1.5, "weight_grad": 1.5},
-    ),
+    ({"forward": 1, "backward": 2, **HALVES}, {"backward": 3}, HALVES),
 )
 
 

@@ -160,7 +160,7 @@ def test_an_error_names_the_option_of_its_file_or_of_its_argument():
     words = ["--memory-limit", "2", "--table", "x.csv", "--slack"]
     parse(command_function("evaluate"), words, options)
     limit = wrong("memory_limit", "must be 3", 2)
-    first = "the memory limit of worker 0 is 2"
+    first, no_table = "the memory limit of worker 0 is 2", unknown("table", "y", ["z"])
     for error, message in (
         (limit, "--memory-limit must be 3"),
         (within("1f1b", limit), "1f1b: --memory-limit must be 3"),
@@ -172,12 +172,9 @@ def test_an_error_names_the_option_of_its_file_or_of_its_argument():
         (ValueError("x.csv is not a table"), "--table x.csv is not a table"),
         (wrong("table: a cell", "is odd"), "--table: a cell is odd"),
         (wrong("tables", "must be legal"), "tables must be legal"),
-        (unknown("table", "y", ["z"]), "--table: unknown table 'y': known are z"),
+        (no_table, "--table: unknown table 'y': known are z"),
         (unknown("cell", "x.csv", ["z"]), "unknown cell 'x.csv': known are z"),
-        (
-            within("--corner a", unknown("table", "y", ["z"])),
-            "--corner a: unknown table 'y': known are z",
-        ),
+        (within("--corner a", no_table), "--corner a: unknown table 'y': known are z"),
         (ValueError("give backward (B), or weight_grad (W)"), "give B, or W"),
         (ValueError("W = B - I (weight_grad) is -1"), "W = B - I is -1"),
     ):
@@ -185,12 +182,9 @@ def test_an_error_names_the_option_of_its_file_or_of_its_argument():
 
 
 def test_an_error_of_an_argument_is_its_text_and_travels_between_processes():
-    for error in (
-        wrong("zero", "must be at most 3", 4),
-        unknown("model", "x", ["y"]),
-        MismatchError("no", "pipes"),
-        pj.ScheduleError("no", "grid", argument="slots"),
-    ):
+    errors = wrong("zero", "must be at most 3", 4), unknown("model", "x", ["y"])
+    others = MismatchError("no", "pipes"), pj.ScheduleError("no", "grid", argument="slots")
+    for error in (*errors, *others):
         copied = pickle.loads(pickle.dumps(error))
         assert (type(copied), str(copied)) == (type(error), str(error))
         assert copied.argument == error.argument != ""

@@ -79,17 +79,13 @@ def cached_method(name, program, costs):
     return interpreted(name, again, costs)
 
 
+IN_THREADS = {"interpreter.MIN_WORK_OF_THREAD": 1, "interpreter.os.cpu_count": lambda: 3}
+BY_LEVEL = {"makespans.MIN_LEVELS_WORK": 0, "interpreter.MAX_OPS_RATIO": float("inf")}
 WAYS = {  # how it is done, and which constants of the engine are other ones
     "interpreted": (interpreted, {}),
     "in parts": (lambda _, p, c: pj.makespans(p, c, unroll=False, max_bytes=40_000), {}),
-    "in threads": (
-        interpreted,
-        {"interpreter.MIN_WORK_OF_THREAD": 1, "interpreter.os.cpu_count": lambda: 3},
-    ),
-    "by level": (
-        interpreted,
-        {"makespans.MIN_LEVELS_WORK": 0, "interpreter.MAX_OPS_RATIO": float("inf")},
-    ),
+    "in threads": (interpreted, IN_THREADS),
+    "by level": (interpreted, BY_LEVEL),
     "counted": (with_counts, {}),
     "cached_method": (cached_method, {}),
 }

@@ -56,14 +56,13 @@ def test_parts_sum_to_the_whole(model, name):
         assert all((np.asarray(other) > 0).all() for other in costs.others.values())
 
 
-OF_ATTENTION = {  # what is before the tokens leave: names of mixtral's ops
-    *("attention_norm", "qkv", "rotation", "attention", "projection", "attention_residual"),
-    *("mlp_norm", "router", "routing", "dispatch"),
-}
+# what is before the tokens leave: names of mixtral's ops
+OF_ATTENTION = {f"attention{end}" for end in ("_norm", "", "_residual")} | {"qkv", "rotation"}
+OF_ATTENTION |= {"projection", "mlp_norm", "router", "routing", "dispatch"}
 OF_EXPERTS = {
-    *("expert_in", "expert_activation", "expert_out", "combine", "mlp_residual"),
-    *("shared_in", "shared_activation", "shared_out"),
+    f"{part}_{end}" for part in ("expert", "shared") for end in ("in", "activation", "out")
 }
+OF_EXPERTS |= {"combine", "mlp_residual"}
 
 
 def test_attention_is_what_comes_before_the_experts():
@@ -73,9 +72,8 @@ def test_attention_is_what_comes_before_the_experts():
     costs = pj.stage_costs(task, H100, table)
     ops = layer_ops(task.model, task.layout(table), "moe")
     assert {op.name for op in ops} <= OF_ATTENTION | OF_EXPERTS
-    for phase, (attention, experts) in zip(
-        phases, (("fa", "fm"), ("ia", "im"), ("wa", "wm")), strict=True
-    ):
+    kinds = ("fa", "fm"), ("ia", "im"), ("wa", "wm")
+    for phase, (attention, experts) in zip(phases, kinds, strict=True):
         seconds = [
             sum(float(device_time(H100, op, phase)) for op in ops if op.name in names)
             for names in (OF_ATTENTION, OF_EXPERTS)
@@ -176,10 +174,9 @@ def test_stages_cost_what_the_distinct_ones_do(name):
     # counts of all stages weigh what they weigh when they are gathered
     rng = np.random.default_rng(1)
     counts = jax.tree.map(lambda leaf: rng.integers(0, 9, leaf.shape) * 1.0, expected)
-    whole, gathered = (
-        sum(jax.tree.leaves(jax.tree.map(lambda n, cost: (n * cost).sum(), *pair)))
-        for pair in ((counts, expected), (places.gather(counts), costs))
-    )
+    pairs = (counts, expected), (places.gather(counts), costs)
+    sums = (jax.tree.map(lambda n, cost: (n * cost).sum(), *pair) for pair in pairs)
+    whole, gathered = (sum(jax.tree.leaves(tree)) for tree in sums)
     assert gathered == pytest.approx(whole, rel=1e-12)
 
 

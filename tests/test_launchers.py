@@ -29,7 +29,6 @@ OPTIONS = json.loads((DATA / "launcher_options.json").read_text())
 TEXTS = json.loads((DATA / "launcher_texts.json").read_text())  # of runs of Llama 3 8B
 LINES = {name: " ".join(TEXTS[name]) for name in ("Megatron-LM", "Megatron-Bridge", "torchtitan")}
 EIGHTS = {"expert_parallel": 8, "data_parallel": 4}
-EIGHT = {"tensor_parallel": 8}
 JOB = ("-y", "h100", "-s", "1f1b", "-P", 4, "-M", 8, "--minibatch", 8)
 BESIDE = "experts beside compute"
 ONE_STAGE = "one stage for each worker (it goes with several)"
@@ -245,9 +244,8 @@ def test_what_launchers_lack():
     ({"tensor_parallel": 4, **EIGHTS, "expert_tensor_parallel": 2}, 2),
 )
 def test_the_parts_of_experts_are_always_in_the_command(degrees, parts):
-    megatron, torchtitan, deepspeed = launcher_settings(
-        model=pj.load_model("mixtral-8x7b"), sequence_parallel=True, **degrees
-    )
+    how = {"model": pj.load_model("mixtral-8x7b"), "sequence_parallel": True}
+    megatron, torchtitan, deepspeed = launcher_settings(**how, **degrees)
     assert megatron.options["expert-tensor-parallel-size"] == parts
     spread = degrees.get("expert_parallel", 1)
     assert megatron.options.get("expert-model-parallel-size", 1) == spread
@@ -348,32 +346,9 @@ def test_a_launcher_has_a_schedule_by_any_of_its_names(schedule, microbatches, o
         assert named == names[schedule]
 
 
-@with_cases(
-    "fields axes",
-    # on nodes of 8, or of others: axes inside a node and between nodes, by hand
-    ({"data_parallel": 8, "zero": 3}, {"ici_fsdp": 8}),
-    ({"data_parallel": 96, "zero": 3}, {"ici_fsdp": 8, "dcn_fsdp": 12}),
-    ({"data_parallel": 6, "workers": 4}, {"ici_data": 2, "dcn_data": 3, "ici_pipeline": 4}),
-    ({"per_node": 72, "data_parallel": 8, "zero": 3}, {"ici_fsdp": 8}),
-    ({"per_node": 72, "data_parallel": 64, "zero": 3}, {"ici_fsdp": 64}),
-    ({"per_node": 72, "data_parallel": 72, "zero": 3}, {"ici_fsdp": 72}),
-    ({"per_node": 72, "data_parallel": 96, "zero": 3}, {"ici_fsdp": 48, "dcn_fsdp": 2}),
-    ({"per_node": 72, "data_parallel": 144, "zero": 3}, {"ici_fsdp": 72, "dcn_fsdp": 2}),
-    # 9 places beside tensor parallelism hold 8 of 16 replicas
-    (
-        {"per_node": 72, **EIGHT, "data_parallel": 16},
-        {"ici_tensor": 8, "ici_data": 8, "dcn_data": 2},
-    ),
-    ({"data_parallel": 128, "zero": 3}, {"ici_fsdp": 8, "dcn_fsdp": 16}),
-    (
-        {"tensor_parallel": 4, "data_parallel": 32, "zero": 3},
-        {"ici_tensor": 4, "ici_fsdp": 2, "dcn_fsdp": 16},
-    ),
-    (
-        {**EIGHT, "data_parallel": 2, "sequence_parallel": True, "workers": 4},
-        {"ici_tensor_sequence": 8, "dcn_data": 2, "dcn_pipeline": 4},
-    ),
-)
+# on nodes of 8, or of others: axes inside a node and between nodes, by hand; 9 places beside tensor
+# parallelism hold 8 of 16 replicas
+@with_cases("fields axes", *TEXTS["axes of MaxText"])
 def test_maxtext_has_axes_inside_nodes_and_between_them(fields, axes):
     fields = dict(fields)
     workers, per_node = fields.pop("workers", 1), fields.pop("per_node", 8)
@@ -637,21 +612,7 @@ def test_a_plan_says_that_other_stages_hide_exchanges(call, workers, overlap, te
 
 
 # by launcher and precision, as its documentation names them; None if it has none
-PRECISIONS = {
-    ("Megatron-LM", "fp8"): "--bf16 --fp8-format hybrid --fp8-recipe tensorwise",
-    ("Megatron-LM", "mxfp8"): "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8",
-    ("Megatron-LM", "nvfp4"): "--bf16 --fp4-format e2m1 --fp4-recipe nvfp4",
-    ("Megatron-LM", "fp16"): "--fp16",
-    ("Megatron-Bridge", "mxfp8"): "mixed_precision=bf16_with_mxfp8_mixed",
-    ("Megatron-Bridge", "nvfp4"): "mixed_precision=bf16_with_nvfp4_mixed",
-    ("torchtitan", "fp8"): "--model.converters quantize.linear.float8",
-    ("torchtitan", "nvfp4"): None,
-    ("torchtitan", "fp16"): None,
-    ("DeepSpeed", "fp16"): '"fp16": {"enabled": true}',
-    ("DeepSpeed", "fp8"): None,
-    ("MaxText", "mxfp8"): "quantization=te_mxfp8",
-    ("MaxText", "nvfp4"): None,
-}
+PRECISIONS = {(name, x): texts[x] for name, texts in TEXTS["precisions"].items() for x in texts}
 
 
 @pytest.mark.parametrize(("launcher", "precision"), PRECISIONS)
@@ -680,12 +641,8 @@ def test_megatrons_have_an_option_of_graphs():
 
 
 def test_options_have_the_sequence_length():
-    names = {
-        "Megatron-LM": "seq-length",
-        "Megatron-Bridge": "model.seq_length",
-        "torchtitan": "training.seq_len",
-        "MaxText": "max_target_length",
-    }
+    names = {"Megatron-LM": "seq-length", "Megatron-Bridge": "model.seq_length"}
+    names |= {"torchtitan": "training.seq_len", "MaxText": "max_target_length"}
     table = build("1f1b", 4, 8)
     # also where it is that of the model's file: torchtitan and MaxText take 2048 by default
     for model, length in ((LLAMA, 8192), (dataclasses.replace(LLAMA, sequence=4096), 4096)):
@@ -1012,8 +969,6 @@ def test_torchtitan_has_no_w_that_keeps_what_i_recomputed():
 # PyTorch's schedules that split backwards check that no stage is compiled; others do not
 COMPILED = "-m llama3-8b -y h200 --minibatch 16 --launcher torchtitan --stack torchtitan-2024"
 NO_COMPILED_W = "torchtitan lacks W in compiled stages (it goes with --stack torchtitan-2024-eager"
-
-
 WITH_W = ("interleaved-zb", "zb-v", "zb-h1", "zb-h2")
 
 

@@ -31,12 +31,9 @@ LAST = 2.0  # s, until the best schedule is there
 
 def record(setting, idle, needs):
     fits = needs <= setting.limit
-    return {
-        "makespan": setting.work * (1 + idle) if fits else np.nan,
-        "out_of_memory": not fits,
-        "peak": needs * setting.pipe.workers,
-        "offloaded": 0,
-    }
+    makespan = setting.work * (1 + idle) if fits else np.nan
+    result = {"makespan": makespan, "out_of_memory": not fits, "offloaded": 0}
+    return result | {"peak": needs * setting.pipe.workers}
 
 
 def solved(setting, idle, bound):
@@ -98,22 +95,12 @@ def refinement(news=(NEWS, NEWS[:2]), steps=(1, 10, 1000)):
     times = [job_times(solutions, 20.0, steps) for solutions in news]
     flat = [solution for solutions in news for solution in solutions]
     cases = ["1.5B, P=8, M=16, limit 0.5, no host link", "6.2B, P=8, M=16, limit 1, offload in 2 F"]
-    return xr.Dataset(
-        {
-            **{
-                name: ("news", [getattr(solution, name) for solution in flat])
-                for name in ("seconds", "makespan", "lower_bound", "source")
-            },
-            "of_case": ("news", [k for k, solutions in enumerate(news) for _ in solutions]),
-            "ended": ("case", [20.0, 20.0]),
-            "bound": ("case", [1.0, 1.0]),
-            "work": ("case", [0.9, 0.9]),
-            "status": ("case", ["feasible", "optimal"]),
-            "gap": ("case", [1 - 1 / 1.1, 0.0]),
-            "time": (
-                ("case", "policy", "steps"),
-                [[solution[p] for p in POLICIES] for solution in times],
-            ),
-        },
-        coords={"case": cases, "policy": list(POLICIES), "steps": list(steps)},
-    )
+    names = ("seconds", "makespan", "lower_bound", "source")
+    values = {name: ("news", [getattr(solution, name) for solution in flat]) for name in names}
+    values["of_case"] = ("news", [k for k, solutions in enumerate(news) for _ in solutions])
+    by_case = {"ended": [20.0, 20.0], "bound": [1.0, 1.0], "work": [0.9, 0.9]}
+    by_case |= {"status": ["feasible", "optimal"], "gap": [1 - 1 / 1.1, 0.0]}
+    values |= {name: ("case", value) for name, value in by_case.items()}
+    by_policy = [[solution[policy] for policy in POLICIES] for solution in times]
+    values["time"] = (("case", "policy", "steps"), by_policy)
+    return xr.Dataset(values, {"case": cases, "policy": list(POLICIES), "steps": list(steps)})

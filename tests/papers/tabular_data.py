@@ -21,13 +21,10 @@ LAYOUT = {
     "activation_bytes": GRID | SIZES | {"worker": range(8)},
     "stage_activation_bytes": GRID | SIZES | {"stage": range(8)},
     "static_bytes": GRID | {"worker": range(8)},
-    "fitted_saves": {
-        "fitted_slots": (EQUAL,),
-        "fitted_inequality": (MAIN["inequality"],),
-        "fitted_bandwidth": (3.35e12, 34e12),
-        "system": SYSTEMS,
-    },
 }
+FITTED = {"slots": (EQUAL,), "inequality": (MAIN["inequality"],), "bandwidth": (3.35e12, 34e12)}
+FITTED = {f"fitted_{name}": values for name, values in FITTED.items()}
+LAYOUT["fitted_saves"] = FITTED | {"system": SYSTEMS}
 
 
 def published():
@@ -99,32 +96,29 @@ def _scaled(name, factor, **where):
     return change
 
 
+def _sized(name, factor, workers, microbatches, schedule="chimera", **where):
+    at = {"workers": workers, "microbatches": microbatches}
+    return _scaled(name, factor, schedule=schedule, **at, **where)
+
+
 # one change of the world for each claim that is counted, which contradicts it
 MUTATIONS = {
     "1a": _scaled("makespan", 1.04, schedule="1f1b", workers=4, system="mid_nw_slow_cp"),
-    "2a": _scaled("table_bubble_ratio", 0.3, schedule="chimera", workers=4, microbatches=256),
-    "2b": _scaled("table_bubble_ratio", 0.85, schedule="chimera", workers=8, microbatches=16),
-    "2d": _scaled("table_bubble_ratio", 1.5, schedule="chimera", workers=8, microbatches=64),
-    "3a": _scaled("makespan", 1.2, schedule="chimera", workers=4, microbatches=8),
-    "3b": _scaled("makespan", 0.95, schedule="chimera", workers=8, microbatches=16),
-    "3c": _scaled("bubble_ratio", 1.4, schedule="chimera", workers=8, microbatches=16),
-    "3d": _scaled("makespan", 0.95, schedule="chimera", workers=4, microbatches=64),
-    "3e": _scaled(
-        "makespan", 0.2, schedule="chimera", workers=8, microbatches=32, system="slow_nw_slow_cp"
-    ),
-    "3f": _scaled(
-        "makespan", 0.6, schedule="chimera", workers=4, microbatches=256, system="slow_nw_mid_cp"
-    ),
-    "3g": _scaled(
-        "makespan", 1.04, schedule="chimera", workers=8, microbatches=128, system=FAST[0]
-    ),
+    "2a": _sized("table_bubble_ratio", 0.3, 4, 256),
+    "2b": _sized("table_bubble_ratio", 0.85, 8, 16),
+    "2d": _sized("table_bubble_ratio", 1.5, 8, 64),
+    "3a": _sized("makespan", 1.2, 4, 8),
+    "3b": _sized("makespan", 0.95, 8, 16),
+    "3c": _sized("bubble_ratio", 1.4, 8, 16),
+    "3d": _sized("makespan", 0.95, 4, 64),
+    "3e": _sized("makespan", 0.2, 8, 32, system="slow_nw_slow_cp"),
+    "3f": _sized("makespan", 0.6, 4, 256, system="slow_nw_mid_cp"),
+    "3g": _sized("makespan", 1.04, 8, 128, system=FAST[0]),
     "5b": _scaled("bubble_ratio", 1.2, schedule=HANAYO, system=list(MID_OR_FAST)),
     "5c": _scaled("makespan", 0.95, schedule=HANAYO, system="slow_nw_fast_cp"),
     "6a": _scaled("activation_bytes", 0.9, schedule=UNEQUAL["1:2"], workers=4, microbatches=8),
     "6b": _scaled("activation_bytes", 2.0, schedule=UNEQUAL["1:2"], worker=0, microbatches=8),
     "6c": _scaled("makespan", 1.1, schedule=UNEQUAL["1:2"], workers=4, system=list(FAST)),
-    "6d": _scaled(
-        "makespan", 0.9, schedule=UNEQUAL["1:2"], workers=8, microbatches=256, system=SLOW[0]
-    ),
+    "6d": _sized("makespan", 0.9, 8, 256, UNEQUAL["1:2"], system=SLOW[0]),
     "8": lambda data: data["memory_capacity"].values.fill(1e18),
 }

@@ -16,17 +16,11 @@ def claim(number, holds, kind=claims.PUBLISHED, *, reason="another metric", depe
 
 
 ROWS = (
-    claim("1", True),
-    claim("2", False),
-    claim("3", None),
-    claim("4", None, depends="the opponent"),
-    claim("5", True, paper="Another"),
-    claim("6", True, claims.OURS),
-    claim("7", False, claims.OURS),
-    claim("8", True, claims.BY_CONSTRUCTION),
-    claim("9", True, claims.FITTED),
-    claim("10", False, claims.READING),
-    claim("11", None, claims.SHOWN),
+    *(claim("1", True), claim("2", False), claim("3", None)),
+    *(claim("4", None, depends="the opponent"), claim("5", True, paper="Another")),
+    *(claim("6", True, claims.OURS), claim("7", False, claims.OURS)),
+    *(claim("8", True, claims.BY_CONSTRUCTION), claim("9", True, claims.FITTED)),
+    *(claim("10", False, claims.READING), claim("11", None, claims.SHOWN)),
 )
 
 

@@ -88,15 +88,13 @@ def test_the_declared_design_space():
 def by_hand(data, bandwidth, latency):
     """Least step time of the feasible plans of a point, with its schedule and resource."""
     result = []
-    for name, size, recompute in itertools.product(
-        data.schedule.values, data.microbatch_size.values, data.recompute.values
-    ):
-        at = data.isel({"network.bandwidth": bandwidth, "network.latency": latency}).sel(
-            schedule=name, microbatch_size=size, recompute=recompute
-        )
+    point = data.isel({"network.bandwidth": bandwidth, "network.latency": latency})
+    names = ("schedule", "microbatch_size", "recompute")
+    for plan in itertools.product(*(data[name].values for name in names)):
+        at = point.sel(dict(zip(names, plan, strict=True)))
         if STATUS[int(at.status)] == "feasible":
             resource = data.bound_by.attrs["flag_meanings"].split()[int(at.bound_by)]
-            result.append((float(at.step_time), str(name), str(size), str(recompute), resource))
+            result.append((float(at.step_time), *map(str, plan), resource))
     best = min(result)
     return *best, min(time[0] for time in result if time[1] != best[1]) / best[0] - 1
 
@@ -104,9 +102,7 @@ def by_hand(data, bandwidth, latency):
 def test_the_fastest_schedule_of_every_network(space):
     best = best_schedule.fastest(space)
     winners = set()
-    for b, k in itertools.product(
-        *(range(space.sizes[f"network.{x}"]) for x in ("bandwidth", "latency"))
-    ):
+    for b, k in np.ndindex(*(space.sizes[f"network.{x}"] for x in ("bandwidth", "latency"))):
         at = best.isel({"network.bandwidth": b, "network.latency": k})
         expected = by_hand(space, b, k)
         names = (str(at[n].item()) for n in (*best_schedule.PLAN, "bound_by"))

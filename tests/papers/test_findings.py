@@ -76,10 +76,8 @@ def row_values(rows, forward, backward, message, link="delay", scope="worker"):
 
 def test_the_example_by_the_event_loop():
     """8 x 16, B = 2F, c = F."""
-    runs = {
-        link: [row_values(by_hand(name, 8, 16), 1.0, 2.0, 1.0, link) for name in links.COMPARED]
-        for link in ("delay", "blocking", "rendezvous")
-    }
+    rows, models = [by_hand(name, 8, 16) for name in links.COMPARED], "delay blocking rendezvous"
+    runs = {link: [row_values(r, 1.0, 2.0, 1.0, link) for r in rows] for link in models.split()}
     assert runs == {"delay": [83, 109], "blocking": [113, 112], "rendezvous": [132, 117]}
 
 
@@ -149,28 +147,25 @@ def longest(run, table, forward, backward, message):
     return np.max(list(ends.values()), axis=0)
 
 
+def swept(module, **constants):
+    """Sweep a finding with other constants of its module."""
+    with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True):
+        for name, value in constants.items():
+            patch.setattr(module, name, value)
+        return module.sweep()
+
+
 @pytest.fixture(scope="module")
 def regime_data():
     """The maps on few points, with accelerators where this test puts them."""
-    with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True):
-        patch.setattr(regimes, "BACKWARDS", np.linspace(0.5, 4.0, 8))
-        patch.setattr(regimes, "MESSAGES", np.geomspace(1e-4, 10.0, 9))
-        patch.setattr(regimes, "EVEN", (2, 4, 6))
-        patch.setattr(regimes, "DEPTHS", (4, 8))
-        size = len(regimes.PAIRS), len(regimes.ACCELERATORS)
-        places = xr.Dataset(
-            {
-                name: (("pair", "system"), np.full(size, value))
-                for name, value in (("backward_of", 2.0), ("message_of", 1e-3))
-            },
-            coords={
-                "pair": list(regimes.PAIRS),
-                "system": list(regimes.ACCELERATORS),
-                **{name: ("pair", ["", ""]) for name in ("one", "other", "facets")},
-            },
-        )
-        patch.setattr(regimes, "tabular_sweep", lambda points, setting: places)
-        return regimes.sweep()
+    size, axes = (len(regimes.PAIRS), len(regimes.ACCELERATORS)), ("pair", "system")
+    values = {"backward_of": 2.0, "message_of": 1e-3}
+    values = {name: (axes, np.full(size, value)) for name, value in values.items()}
+    coords = {name: ("pair", ["", ""]) for name in ("one", "other", "facets")}
+    coords |= {"pair": list(regimes.PAIRS), "system": list(regimes.ACCELERATORS)}
+    places = {"tabular_sweep": lambda points, setting: xr.Dataset(values, coords)}
+    times = {"BACKWARDS": np.linspace(0.5, 4.0, 8), "MESSAGES": np.geomspace(1e-4, 10.0, 9)}
+    return swept(regimes, EVEN=(2, 4, 6), DEPTHS=(4, 8), **times, **places)
 
 
 @pytest.mark.parametrize("pair", regimes.PAIRS)
@@ -340,25 +335,16 @@ def test_what_is_read_off_the_grid():
 # claims: one world in which all hold, and one change for each
 @pytest.fixture(scope="module")
 def link_data():
-    with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True):
-        patch.setattr(links, "WORKERS", (3, 8))
-        patch.setattr(links, "ROUNDS", (1, 2))
-        patch.setattr(links, "COUNTED_WORKERS", range(2, 5))
-        patch.setattr(links, "COUNTED_MICROBATCHES", range(1, 6))
-        patch.setattr(links, "BACKWARDS", (0.5, 2.0))
-        patch.setattr(links, "MESSAGES", np.array([1e-2, 1.0, 10.0]))
-        return links.sweep()
+    counted = {"COUNTED_WORKERS": range(2, 5), "COUNTED_MICROBATCHES": range(1, 6)}
+    times = {"BACKWARDS": (0.5, 2.0), "MESSAGES": np.array([1e-2, 1.0, 10.0])}
+    return swept(links, WORKERS=(3, 8), ROUNDS=(1, 2), **counted, **times)
 
 
 @pytest.fixture(scope="module")
 def queue_data():
-    with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True):
-        names = ("1f1b", "chimera-asymmetric")
-        patch.setattr(queues, "CASES", {name: queues.CASES[name] for name in names})
-        patch.setattr(queues, "SIZES", ((4, 8),))
-        patch.setattr(queues, "REPAIRED_SIZES", ((4, 8),))
-        patch.setattr(queues, "SHARES", np.array([1.0, 2.0]))
-        return queues.sweep()
+    cases = {name: queues.CASES[name] for name in ("1f1b", "chimera-asymmetric")}
+    sizes = dict.fromkeys(("SIZES", "REPAIRED_SIZES"), ((4, 8),))
+    return swept(queues, CASES=cases, SHARES=np.array([1.0, 2.0]), **sizes)
 
 
 @pytest.fixture
@@ -511,20 +497,11 @@ def found_so():
     pipedream = np.tile(1e-3 + 0.03 * noise, (len(depth), 1))
     falls = 1.5e-3 + 1e-5 * depth[:, None] + 1e-4 * noise * (64 - depth[:, None])
     ends = np.stack([pipedream, falls])[None, ..., None] * np.ones((2, 1, 1, 1, 3))
-    trained = xr.Dataset(
-        {
-            "end": (("read", "scheme", "stages", "noise", "seed"), ends),
-            "crossing": (("read", "stages"), np.full((2, len(depth)), 0.05)),
-        },
-        coords={
-            "read": list(gradient_noise.READS),
-            "scheme": list(gradient_noise.SCHEMES),
-            "stages": depth,
-            "noise": noise,
-            "seed": [0, 1, 2],
-        },
-        attrs={"slots": 3180.0},
-    )
+    values = {"end": (("read", "scheme", "stages", "noise", "seed"), ends)}
+    values["crossing"] = (("read", "stages"), np.full((2, len(depth)), 0.05))
+    coords = {"read": list(gradient_noise.READS), "scheme": list(gradient_noise.SCHEMES)}
+    coords |= {"stages": depth, "noise": noise, "seed": [0, 1, 2]}
+    trained = xr.Dataset(values, coords, {"slots": 3180.0})
     return {"finding_delays": counts, "finding_gradient_noise": trained}
 
 

@@ -330,13 +330,10 @@ def grid():
 
 def curve(axes, method):
     look = optpipe_cases.LOOK[method]
-    (line,) = [
-        single
-        for single in axes.lines
-        if all(getattr(single, f"get_{name}")() == look[name] for name in ("color", "marker"))
-        and single.get_linestyle() == look["linestyle"]
-    ]
-    return line.get_ydata()
+    names = ("color", "marker", "linestyle")
+    looks = [[getattr(line, f"get_{name}")() for name in names] for line in axes.lines]
+    assert looks.count([look[name] for name in names]) == 1
+    return axes.lines[looks.index([look[name] for name in names])].get_ydata()
 
 
 def fills(data, idle):

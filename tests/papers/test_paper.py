@@ -45,13 +45,8 @@ from sweeps.tabular.settings import (
 # the sweep that most of these look at is made once for all, and again by `make paper`
 MANY = tuple(case for case in CASES if case.split(",")[0] not in ("hanayo", "interleaved-1f1b"))
 ONCE, BY_UNIT = "one stage after the other", "after every P microbatches"
-FEW_SETTINGS = {
-    **SETTINGS,
-    "minibatch": (1024,),
-    "link": ("blocking",),
-    "exchange": (ONCE, BY_UNIT),
-    "inequality": (ALL_EQUAL, SLOW_LINK),
-}
+FEW_SETTINGS = SETTINGS | {"minibatch": (1024,), "link": ("blocking",)}
+FEW_SETTINGS |= {"exchange": (ONCE, BY_UNIT), "inequality": (ALL_EQUAL, SLOW_LINK)}
 DIFFER = {"2d", "3e", "3f", "6b"}
 
 
@@ -102,15 +97,11 @@ def test_more_microbatches_are_admitted_to_the_pipes_of_chimera_alone(few):
 
 def one_run(few, at):
     table = draw(at["schedule"], at["workers"], at["microbatches"], at["drawn"], at["admission"])
-    efficiency = few.fitted_efficiency.sel(
-        fitted_minibatch=1024,
-        fitted_bandwidth=H100_BANDWIDTH,
-        fitted_link=at["link"],
-        fitted_slots=slots_drawn_with(at["drawn"], 8, 8),
-        fitted_exchanges=1.0,
-        fitted_inequality=at["inequality"],
-    )
-    ours = Setting(float(efficiency), H100_BANDWIDTH)
+    fitted = {"minibatch": 1024, "bandwidth": H100_BANDWIDTH, "exchanges": 1.0}
+    fitted |= {name: at[name] for name in ("link", "inequality")}
+    fitted["slots"] = slots_drawn_with(at["drawn"], 8, 8)
+    place = {f"fitted_{name}": value for name, value in fitted.items()}
+    ours = Setting(float(few.fitted_efficiency.sel(place)), H100_BANDWIDTH)
     system = system_at(at["system"], ours if at["setting"] == CALIBRATED else REPORTED)
     costs = pj.stage_costs(workload(), system, table)
     times = EXCHANGES[at["exchange"]](at["workers"], at["microbatches"])
@@ -137,14 +128,12 @@ def with_slow_link(costs, table):
 
 NAMES = "schedule workers microbatches system setting link drawn admission exchange inequality"
 POINTS = [
-    dict(zip(NAMES.split(), point, strict=True))
-    for point in (
-        ("gpipe", 4, 8, "mid_nw_mid_cp", AS_REPORTED, "blocking", AT_SQUARE, "P", ONCE, ALL_EQUAL),
-        ("chimera", 8, 16, SYSTEMS[2], CALIBRATED, "blocking", EQUAL, "P", BY_UNIT, SLOW_LINK),
-        (HANAYO, 8, 8, SYSTEMS[8], CALIBRATED, "blocking", AT_SQUARE, "P", ONCE, SLOW_LINK),
-        (MANY[3], 4, 16, SYSTEMS[0], AS_REPORTED, "blocking", DOUBLE, "1.25 P", BY_UNIT, ALL_EQUAL),
-    )
+    ("gpipe", 4, 8, "mid_nw_mid_cp", AS_REPORTED, "blocking", AT_SQUARE, "P", ONCE, ALL_EQUAL),
+    ("chimera", 8, 16, SYSTEMS[2], CALIBRATED, "blocking", EQUAL, "P", BY_UNIT, SLOW_LINK),
+    (HANAYO, 8, 8, SYSTEMS[8], CALIBRATED, "blocking", AT_SQUARE, "P", ONCE, SLOW_LINK),
+    (MANY[3], 4, 16, SYSTEMS[0], AS_REPORTED, "blocking", DOUBLE, "1.25 P", BY_UNIT, ALL_EQUAL),
 ]
+POINTS = [dict(zip(NAMES.split(), point, strict=True)) for point in POINTS]
 
 
 @pytest.mark.parametrize("at", daily(POINTS))

@@ -53,19 +53,12 @@ def dataset(final, *, minimum=0.0):
     axes = ("scheme", "step", "seed", "sample")
     line = (("scheme", "sample"), np.tile(100 * fall, (len(final), 1)))
     step_size = [[STEP_SIZES.get(name, 1 / 32) * 2.0**k for k in (-1, 0, 1)] for name in final]
-    return xr.Dataset(
-        {
-            "gap": (axes, value - minimum),
-            "loss": (axes, value),
-            "diverged": (axes[:3], np.zeros(value.shape[:3], bool)),
-            "minimum": ("seed", np.full(3, minimum)),
-            "step_size": (("scheme", "step"), step_size),
-            "delta": ("scheme", [60] * len(final)),
-            "time": line,
-            "updates": line,
-        },
-        coords={"scheme": list(final), "step": [-1, 0, 1], "seed": [0, 1, 2]},
-    )
+    diverged = np.zeros(value.shape[:3], bool)
+    values = {"gap": (axes, value - minimum), "loss": (axes, value), "time": line, "updates": line}
+    values |= {"diverged": (axes[:3], diverged), "minimum": ("seed", np.full(3, minimum))}
+    values |= {"step_size": (axes[:2], step_size), "delta": ("scheme", [60] * len(final))}
+    coords = {"scheme": list(final), "step": [-1, 0, 1], "seed": [0, 1, 2]}
+    return xr.Dataset(values, coords)
 
 
 def over(axis, parts):
@@ -83,14 +76,9 @@ def published():
     runs = {"measured": 0.1, "total": 3.0, "total_without_delay": 2.0}
     late = {"late_measured": 0.2, "late_total": 9.0, "late_total_without_delay": 0.1}
     by_law = [[s**4 / k for s in (64.0, 128.0)] for k in (1e4, 1e6)]
-    bound = xr.Dataset(
-        {
-            **runs,
-            **{name: ("late", [value]) for name, value in late.items()},
-            "law_delay": (("law_updates", "law_stages"), by_law),
-        },
-        coords={"law_updates": [1e4, 1e6], "law_stages": [64, 128]},
-    )
+    values = runs | {name: ("late", [value]) for name, value in late.items()}
+    values["law_delay"] = (("law_updates", "law_stages"), by_law)
+    bound = xr.Dataset(values, {"law_updates": [1e4, 1e6], "law_stages": [64, 128]})
     quadratic = dataset({name: gap for name, (gap, _) in pipedream_claims.PUBLISHED_1.items()})
     data = dataset({"pipedream": 3e-7, "pipedream, drawn": 2e-6, "rpd": 2e-6})
     quadratic["gap"].loc[{"scheme": "rpd delta=60"}] *= 0.99  # 6.7 times above PipeDream is close
@@ -101,11 +89,8 @@ def published():
     machine = dataset({"pipedream": 1e-3, "local-sgd H=1": 1e-2})
     systems = over("system", {"slow": machine, "fast": machine})
     delays = {"max_delay": ("stages", np.floor(law)), "max_delay_law": ("stages", law)}
-    schedules = {
-        "in_flight": (("schedule", "stage"), [[4, 3, 2, 1], [4, 4, 3, 1]]),
-        "makespan": ("schedule", [22.0, 22.0]),
-        "max_delay": ("schedule", [14, 14]),
-    }
+    schedules = {"makespan": ("schedule", [22.0, 22.0]), "max_delay": ("schedule", [14, 14])}
+    schedules["in_flight"] = (("schedule", "stage"), [[4, 3, 2, 1], [4, 4, 3, 1]])
     names = ["pipedream", "pipedream, first stage"]
     both = {"tridiagonal quadratic": systems, "logistic regression": systems}
     return {
@@ -164,12 +149,8 @@ def nearer_delay(data):
 
 
 FAR = {  # each takes one end out of reach and leaves the order as it is
-    "pipedream": 0.2,
-    "rpd delta=8": 0.3,
-    "rpd delta=30": 3.5,
-    "rpd delta=60": 5,
-    "rpd delta=180": 5,
-    "rpd delta=420": 5,
+    **{"pipedream": 0.2, "rpd delta=8": 0.3, "rpd delta=30": 3.5},
+    **dict.fromkeys(("rpd delta=60", "rpd delta=180", "rpd delta=420"), 5),
 }
 MUTATIONS = {
     "T1": scaled("staleness", "max_delay", 2),
@@ -292,13 +273,9 @@ def test_tables_are_busy_until_the_end_and_not_much_longer(method, options):
     assert end - 200 <= 3 * whole + 8
 
 
-TINY = Setting(
-    2,
-    Problem("random quadratic", 4, num_batches=3, batch_size=2),
-    filled(2, 60),
-    (pipedream_scheme(1 / 8), matched(2, 1 / 8), local_sgd(2, 1 / 4)),
-    seeds=(0, 1),
-)
+QUADRATIC = Problem("random quadratic", 4, num_batches=3, batch_size=2)
+TRIED = (pipedream_scheme(1 / 8), matched(2, 1 / 8), local_sgd(2, 1 / 4))
+TINY = Setting(2, QUADRATIC, filled(2, 60), TRIED, seeds=(0, 1))
 
 
 @pytest.fixture

@@ -162,15 +162,10 @@ def test_recipes_use_all_accelerators_and_whole_microbatches():
 def test_recipes_of_one_node_hold_with_the_step_of_evaluate(model, system, degrees):
     recipe, (data, microbatches) = NAMED[model, system], degrees
     verdict = judge(recipe)
-    workload = pj.Workload(
-        pj.load_model(model),
-        microbatches * recipe.degrees[-1],
-        data_parallel=data,
-        context_parallel=recipe.degrees[1],
-        expert_parallel=recipe.degrees[2],
-        zero=1,
-        **verdict.plan.request.shared,
-    )
+    _, context, expert, *_, size = recipe.degrees
+    fields = {"data_parallel": data, "context_parallel": context, "expert_parallel": expert}
+    fields |= verdict.plan.request.shared | {"zero": 1}
+    workload = pj.Workload(pj.load_model(model), microbatches * size, **fields)
     table = pj.schedules.build("1f1b", num_workers=1, num_microbatches=microbatches)
     costs = pj.stage_costs(workload, verdict.plan.request.system, table)
     assert verdict.step_time == pytest.approx(pj.evaluate(table, costs).step_time, rel=1e-9)

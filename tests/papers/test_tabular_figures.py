@@ -32,25 +32,12 @@ LAYOUT = {
 def data():
     """Anything but in two places: 1F1B equals GPipe, and one point fits the memory."""
     rng = np.random.default_rng(0)
-    result = xr.Dataset(
-        {
-            name: (list(dims), rng.uniform(0.1, 0.5, list(dims.values())))
-            for name, dims in LAYOUT.items()
-        },
-        coords={
-            "schedule": list(CASES),
-            "workers": [4, 8],
-            "microbatches": MICROBATCHES,
-            **PARTS,
-            "system": list(SYSTEMS),
-            "measured": ["F=1, B=1", "F=1, B=2"],
-        },
-        attrs={
-            **{f"main {name}": value for name, value in MAIN_SETTING.items()},
-            "fitted to": "a published point",
-            "orders": "drawn with F = B",
-        },
-    )
+    values = {k: (list(d), rng.uniform(0.1, 0.5, list(d.values()))) for k, d in LAYOUT.items()}
+    coords = {"schedule": list(CASES), "workers": [4, 8], "microbatches": MICROBATCHES, **PARTS}
+    coords |= {"system": list(SYSTEMS), "measured": ["F=1, B=1", "F=1, B=2"]}
+    attributes = {f"main {name}": value for name, value in MAIN_SETTING.items()}
+    attributes |= {"fitted to": "a published point", "orders": "drawn with F = B"}
+    result = xr.Dataset(values, coords, attributes)
     for name in ("makespan", "bubble_ratio", "formula_bubble_ratio", "table_bubble_ratio"):
         result[name].loc[{"schedule": "1f1b"}] = result[name].sel(schedule="gpipe")
     for name in ("activation_bytes", "static_bytes"):
