@@ -17,25 +17,10 @@ from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.options.option import options, parse_seconds
 from pipejax.cli.options.scenario import build, command_line, named_launch, required
 from pipejax.cli.options.tables import SizedRunOptions
+from pipejax.cli.output import plans, runs
 from pipejax.cli.output.files import JSON, NO_OUTPUT, Output
 from pipejax.cli.output.numbers import digits, gigabytes, percent, quantity, seconds
-from pipejax.cli.output.plans import (
-    evidence_details,
-    evidence_json,
-    evidence_lines,
-    launch_json,
-    launch_lines,
-    layout_json,
-)
 from pipejax.cli.output.report import Answer, heading, pick, plain, table_sizes
-from pipejax.cli.output.runs import (
-    memory_json,
-    op_rows,
-    paths_json,
-    paths_table,
-    step_json,
-    values_by_phase,
-)
 from pipejax.cli.output.tables import Column, TextTable, facts, grid, rows_table
 from pipejax.costs.costs import PHASE_FIELDS
 from pipejax.schedules.table.links import LINK_MODELS, LINK_OPTIONS, format_pairs
@@ -88,8 +73,8 @@ class TimingSettings:
         if self.paths is not None:
             distinct = self.distinct_counts
             paths = pj.analysis.longest_paths(evaluation, self.paths, distinct_counts=distinct)
-            result["paths"] = paths_json(paths)
-            yield paths_table(result["paths"])
+            result["paths"] = runs.paths_json(paths)
+            yield runs.paths_table(result["paths"])
 
     def _costs(self, evaluation: "pj.Evaluation") -> "dict[str, pj.Costs]":
         """Return the costs of each corner by name."""
@@ -113,7 +98,7 @@ def _add_corners(
     """Add a row for each corner to `result`, and return the rows as a table."""
     # A row has the makespan, the lateness [s] against a target, and the number of ops whose slack
     # is least in this corner.
-    binding = [row["corner"] for row in op_rows(evaluation, "corner", corners.binding)]
+    binding = [row["corner"] for row in runs.op_rows(evaluation, "corner", corners.binding)]
     worst_slack, lateness = corners.slack.min(axis=1), corners.total_negative_slack
     rows: list[dict[str, Any]] = []
     for k, name in enumerate(corners.names):
@@ -129,14 +114,14 @@ def _add_slack(
     result: dict[str, Any], corners: "pj.results.Corners", evaluation: "pj.Evaluation"
 ) -> object:
     """Add the least slack of every op over all corners to `result`; return a table by phase."""
-    result["slack"] = op_rows(evaluation, "slack", corners.worst_slack)
+    result["slack"] = runs.op_rows(evaluation, "slack", corners.worst_slack)
     if len(corners.names) > 1:
-        binding = op_rows(evaluation, "corner", corners.binding)
+        binding = runs.op_rows(evaluation, "corner", corners.binding)
         for entry, row in zip(result["slack"], binding, strict=True):
             entry["corner"] = corners.names[int(row["corner"])]
     rounding = ROUNDING * evaluation.makespan
     slack = np.where(np.abs(corners.worst_slack) > rounding, corners.worst_slack, 0.0)
-    return values_by_phase(evaluation, "slack", slack, seconds)
+    return runs.values_by_phase(evaluation, "slack", slack, seconds)
 
 
 @options
@@ -154,7 +139,7 @@ def evaluate(
     result = summary(evaluation, scenario, held) | _evidence(scenario, evaluation.makespan)
     launch = named_launch(scenario)
     if launch is not None:
-        result["launch"] = launch_json([launch])
+        result["launch"] = plans.launch_json([launch])
     if assumed := scenario.source.assumption(table):
         result["assumes"] = assumed
     timing_parts = [*timing.add_to(result, evaluation)]
@@ -169,7 +154,7 @@ def evaluate(
         view = chain(view, [plain(f"next: {command_line(scenario, 'explain')}")])
     details = _details(evaluation, result, scenario, held)
     if launch is not None:
-        details["launcher options"] = [*launch_lines([launch])]
+        details["launcher options"] = [*plans.launch_lines([launch])]
     return Answer(result, view, next=tuple(next_commands), details=details)
 
 
@@ -220,7 +205,7 @@ def _view(
                 f"a microbatch has {size:g} sequences: --minibatch counts those of one pipeline, "
                 "not of the whole job"
             )
-        yield from evidence_lines(result["evidence"], result["regime"], scenario.system.name)
+        yield from plans.evidence_lines(result["evidence"], result["regime"], scenario.system.name)
     else:
         peak = result["peak_in_flight"]
         worker, count = peak.argmax(), peak.max()
@@ -270,7 +255,7 @@ def _details(
         "totals": [facts(rows)],
     }
     if result.get("evidence"):
-        details["measured runs"] = [evidence_details(result["evidence"])]
+        details["measured runs"] = [plans.evidence_details(result["evidence"])]
     if "breakdown" in result:
         parts = {name: time for name, time in result["breakdown"].items() if time > 0}
         shares = (percent(time / (result["step_time"] or 1.0)) for time in parts.values())
@@ -289,7 +274,7 @@ def _evidence(scenario: "pj.Scenario", step: float) -> dict[str, Any]:
     regime = workload_regime(workload, float(system.gpus_per_node))
     launcher = scenario.files.get("launcher", "")
     evidence = find_evidence(regime, system, scenario.source.stack, launcher)
-    return {"regime": str(regime), "evidence": evidence_json(evidence, step)}
+    return {"regime": str(regime), "evidence": plans.evidence_json(evidence, step)}
 
 
 def _add_fit(
@@ -374,10 +359,10 @@ def summary(
         tokens = replicas * float(Packed.from_lengths(lengths).tokens.sum())
         result["tokens_per_second"] = tokens / (evaluation.makespan or np.inf)
     if scenario.workload is not None and scenario.system is not None:
-        result |= step_json(evaluation, scenario.workload, scenario.system)
-        result |= memory_json(evaluation.table, scenario.workload, scenario.system, held)
+        result |= runs.step_json(evaluation, scenario.workload, scenario.system)
+        result |= runs.memory_json(evaluation.table, scenario.workload, scenario.system, held)
         launcher = scenario.files.get("launcher")
-        result |= layout_json(scenario.workload, evaluation.table, launcher)
+        result |= plans.layout_json(scenario.workload, evaluation.table, launcher)
     return result | {"activation_memory": held.as_json()}
 
 

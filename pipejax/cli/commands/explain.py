@@ -14,17 +14,10 @@ from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import for_each, options, parse_layers
 from pipejax.cli.options.scenario import build, required, scenario_options
 from pipejax.cli.options.tables import SHARED, RunOptions
+from pipejax.cli.output import remedies
 from pipejax.cli.output.files import NO_OUTPUT, PAGE, TABLES, Output
 from pipejax.cli.output.numbers import seconds
 from pipejax.cli.output.plans import layout_json
-from pipejax.cli.output.remedies import (
-    advice_details,
-    advice_view,
-    first_fault,
-    remedies_json,
-    table_files,
-    write_table_files,
-)
 from pipejax.cli.output.report import Answer, heading, plain, progress, table_sizes
 from pipejax.cli.output.report_pages import report_page
 from pipejax.schedules.naming import find
@@ -74,15 +67,15 @@ def explain(
             search=search,
             on_progress=on_progress,
         )
-    files = dict(table_files(explanation, write_tables.path))
+    files = dict(remedies.table_files(explanation, write_tables.path))
     result = (
         table_sizes(table)
         | {"link": scenario.links.model}
         | _as_json(explanation, files)
         | layout_json(scenario.model_workload, table, run.launcher)
     )
-    write_tables.save(lambda draft: write_table_files(draft, explanation, files))
-    details = advice_details(explanation, result["remedies"]) | {
+    write_tables.save(lambda draft: remedies.write_table_files(draft, explanation, files))
+    details = remedies.advice_details(explanation, result["remedies"]) | {
         "limits": [*_limits(explanation, result)]
     }
     if out.path is not None:
@@ -135,19 +128,19 @@ def _as_json(explanation: "pj.results.Explanation", files: Mapping[int, Path]) -
             "limit": explanation.memory.limit,
             "fits": explanation.memory.fits(explanation.memory.begin),
         },
-        "remedies": remedies_json(explanation, files),
+        "remedies": remedies.remedies_json(explanation, files),
     }
 
 
 def _view(explanation: "pj.results.Explanation", result: Mapping[str, Any]) -> Iterator[object]:
-    yield plain(f"{seconds(explanation.step_time)} per step; {first_fault(explanation)}")
+    yield plain(f"{seconds(explanation.step_time)} per step; {remedies.first_fault(explanation)}")
     schedule = explanation.memory.begin.scenario.schedule  # of a table's rows, if one has them
     is_named = isinstance(schedule, str) and not result["schedule"].startswith(schedule)
     note = f" (same rows as {schedule})" if is_named else ""
     yield f"{heading(result, note)}; {LINK_TEXTS[result['link']]}"
     if explanation.bottleneck.kind == "imbalance":  # perhaps of a split that torchtitan lacks
         yield from (plain(text) for text in result.get("notes", ()) if "torchtitan itself" in text)
-    yield from advice_view(explanation, result["remedies"])
+    yield from remedies.advice_view(explanation, result["remedies"])
 
 
 def _limits(explanation: "pj.results.Explanation", result: Mapping[str, Any]) -> Iterator[object]:

@@ -14,6 +14,7 @@ from pipejax.cli.options.memory import MemoryLimit
 from pipejax.cli.options.option import options, parse_counts, parse_share
 from pipejax.cli.options.scenario import load_with, scenario_options, workload_fields
 from pipejax.cli.options.tables import SHARED, LinkOptions, SharedOptions
+from pipejax.cli.output import plans
 from pipejax.cli.output.files import (
     DRAWING,
     NO_OUTPUT,
@@ -22,15 +23,6 @@ from pipejax.cli.output.files import (
     Output,
     check_modules,
     drawing,
-)
-from pipejax.cli.output.plans import (
-    evidence_json,
-    launch_json,
-    launch_lines,
-    layout_json,
-    layout_text,
-    plan_details,
-    plan_view,
 )
 from pipejax.cli.output.report import Answer, pick, plain, progress
 
@@ -136,15 +128,15 @@ def plan(
 
     best, request = planned.best, planned.request
     launches = machine_launches(best.workload, best.table, request.system, request.stack, launcher)
-    stages = layout_json(planned.best.workload, planned.best.table, launcher)
-    result = _result(planned, stages) | {"launch": launch_json(launches)}
+    stages = plans.layout_json(planned.best.workload, planned.best.table, launcher)
+    result = _result(planned, stages) | {"launch": plans.launch_json(launches)}
     next_commands = (
         command_line("evaluate", options),
         command_line("show", options | {"out": "plan.html"}),
     )
-    details = {"launcher options": [*launch_lines(launches)]} | plan_details(planned)
-    launcher_lines = launch_lines(launches if launcher is not None else (), short=True)
-    view = chain(plan_view(planned), map(plain, stages.get("notes", ())), launcher_lines)
+    details = {"launcher options": [*plans.launch_lines(launches)]} | plans.plan_details(planned)
+    launcher_lines = plans.launch_lines(launches if launcher is not None else (), short=True)
+    view = chain(plans.plan_view(planned), map(plain, stages.get("notes", ())), launcher_lines)
     return Answer(result, view, next=next_commands, details=details)
 
 
@@ -175,7 +167,7 @@ def _result(planned: "PlanResult", stages: dict[str, Any]) -> dict[str, Any]:
 def _as_json(entry: "PlannedLayout") -> dict[str, Any]:
     """Return a layout with the evidence of its regime, for `--json`."""
     names = [field.name for field in dataclasses.fields(entry) if field.name != "scenario"]
-    evidence = evidence_json(entry.evidence, entry.step_time)
+    evidence = plans.evidence_json(entry.evidence, entry.step_time)
     return pick(entry, " ".join(names)) | {"evidence": evidence}
 
 
@@ -198,6 +190,6 @@ def _draw(planned: "PlanResult", figure: Output) -> None:
     groups = {name: members for name, members in groups.items() if members.any()}
     front = np.flatnonzero(planned.front & is_near)
     front = front[np.argsort(columns["memory_bytes"][front])]
-    names = [layout_text(planned.layouts.described(request, row)) for row in front.tolist()]
+    names = [plans.layout_text(planned.layouts.described(request, row)) for row in front.tolist()]
     with drawing(figure, columns=2, height=3.2) as (_, axes):
         draw_results(axes, sides, groups, front, np.array([planned.place]), ("front", names))

@@ -16,18 +16,11 @@ from pipejax.base.files import write_file
 from pipejax.cli.options.line import command_line, written_but
 from pipejax.cli.options.option import options, parse_layers, parse_pairs
 from pipejax.cli.options.scenario import command_line as command_of_scenario, scenario_options
+from pipejax.cli.output import trace_report
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, PAGE, SWEEPS, TABLES, Output, check_modules
 from pipejax.cli.output.remedies import remedies_json
 from pipejax.cli.output.report import Answer, pick, plain, progress
 from pipejax.cli.output.tables import facts
-from pipejax.cli.output.trace_report import (
-    draw_shares,
-    first_remedy,
-    steps_with_late_ops,
-    trace_details,
-    trace_page,
-    trace_view,
-)
 from pipejax.schedules.table.table_files import is_csv, text_for
 from pipejax.traces.findings.suspects import slow_machines
 
@@ -99,9 +92,9 @@ def trace(
     result = _as_json(analysis, saved, command)
     save.save(lambda draft: _save(draft, analysis))
     if figure.path is not None:
-        draw_shares(analysis, figure)
+        trace_report.draw_shares(analysis, figure)
     if out.path is not None:
-        text = trace_page(analysis, result, step_commands)
+        text = trace_report.trace_page(analysis, result, step_commands)
         out.save(lambda draft: write_file(draft, text))
     next_commands: tuple[str, ...] = ()
     before_command: list[object] = []
@@ -112,19 +105,19 @@ def trace(
         before_command = [plain(line) for line in lines]
     elif analysis.advice is not None:
         next_commands = _next_commands(saved, analysis)
-    view = [*trace_view(analysis, result, before_command, step_commands)]
+    view = [*trace_report.trace_view(analysis, result, before_command, step_commands)]
     if save.written is not None:
         written = {path.name for path in save.written.iterdir()}
         view.append(facts((name, use) for name, use in FILES.items() if name in written))
     if command not in step_commands.values() and len(view) < MAX_LINES:
         view += [plain(f"next: {line}") for line in [*step_commands.values()][:1]]
-    details = trace_details(analysis, result, step_commands)
+    details = trace_report.trace_details(analysis, result, step_commands)
     return Answer(result, view, next=next_commands, details=details)
 
 
 def _step_commands(analysis: "pj.results.Analysis") -> dict[str, str]:
     """Return the commands that find the late ops of odd steps, by step."""
-    names, line = steps_with_late_ops(analysis), written_but("save")
+    names, line = trace_report.steps_with_late_ops(analysis), written_but("save")
     return {name: command_line("trace", line | {"only_steps": name}) for name in names}
 
 
@@ -194,7 +187,8 @@ def _as_json(analysis: "pj.results.Analysis", saved: "pj.Scenario", command: str
         forecast_json = pick(forecast, names) | {"median_error": 100 * forecast.median_error}
     remedies: list[dict[str, Any]] = []
     if advice is not None:
-        remedies = [*first_remedy(analysis, command), *remedies_json(advice, {}, saved)]
+        remedies = trace_report.first_remedy(analysis, command)
+        remedies += remedies_json(advice, {}, saved)
     return {
         "steps": len({pipeline.step for pipeline in pipelines.pipelines}),
         "replicas": len({pipeline.replica for pipeline in pipelines.pipelines}),

@@ -11,14 +11,9 @@ from rich.markup import escape
 
 import pipejax as pj
 from pipejax.base.data_files import load_json
+from pipejax.cli.output import remedies
 from pipejax.cli.output.files import Output
 from pipejax.cli.output.numbers import percent, seconds
-from pipejax.cli.output.remedies import (
-    LAYERS_HINT,
-    advice_details,
-    first_fault,
-    remedies_view,
-)
 from pipejax.cli.output.report import plain
 from pipejax.cli.output.report_pages import MeasuredRun, report_page
 from pipejax.cli.output.tables import Column, Figure, rows_table
@@ -111,7 +106,7 @@ def trace_view(
         yield from _notes(analysis, *DOUBTS)
         return
     if finding is None:
-        yield plain(f"{seconds(step)} per step; {first_fault(advice, step)}")
+        yield plain(f"{seconds(step)} per step; {remedies.first_fault(advice, step)}")
     else:
         yield plain(_suspect_text(analysis, finding))
     yield from _notes(analysis, *BY_MARK)
@@ -120,7 +115,7 @@ def trace_view(
     if finding is not None and finding.kind == "stage" and rows and rows[0]["kind"] == "layers":
         named = advised[1:]
         layers = rows[0]["what"].removeprefix("layers over stages: ")
-        hint = "" if rows[0]["launchers"] else LAYERS_HINT
+        hint = "" if rows[0]["launchers"] else remedies.LAYERS_HINT
         goal = f"if {layers}" if layers.startswith("all ") else f"with {layers} layers"
         saves = seconds(rows[0]["saves"])
         yield plain(f"fix: {_action(finding)}, which saves {saves} of this cost {goal}{hint}")
@@ -132,7 +127,7 @@ def trace_view(
     yield from _equal_causes(analysis)
     yield from _other_suspects(analysis)
     if finding is not None and advice.bottleneck.seconds > 2 * finding.seconds:
-        yield plain(f"also, in the step at mean times: {first_fault(advice, step)}")
+        yield plain(f"also, in the step at mean times: {remedies.first_fault(advice, step)}")
     yield from _other_run(analysis)
     yield from _deal(analysis)
     yield from _budget(analysis.pipelines.trace.budgets)
@@ -140,7 +135,7 @@ def trace_view(
     min_saving = MIN_SAVING * advice.step_time
     yield from _ruled_out(advice, step)
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
-    yield from remedies_view(advice, advised, named, before_command, step, lead)
+    yield from remedies.remedies_view(advice, advised, named, before_command, step, lead)
     yield _heading(analysis, result)
     yield from _notes(analysis, *DOUBTS)
 
@@ -316,7 +311,7 @@ def trace_details(
     if analysis.advice is not None:
         rows = result["remedies"]
         advised = rows[len(rows) - len(analysis.advice.remedies) :]
-        details |= advice_details(analysis.advice, advised)
+        details |= remedies.advice_details(analysis.advice, advised)
     return {name: parts for name, parts in details.items() if parts}
 
 
