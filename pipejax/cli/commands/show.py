@@ -12,32 +12,15 @@ import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, resolve_choice
 from pipejax.base.files import write_file
+from pipejax.cli.options import tables
 from pipejax.cli.options.catalogue import flag
 from pipejax.cli.options.memory import ActivationOptions, HeldMemory, MemoryLimit, StageSizes
 from pipejax.cli.options.option import options, parse_seconds
 from pipejax.cli.options.scenario import parse_scenario
-from pipejax.cli.options.tables import (
-    OF_RUNS,
-    PaperSettings,
-    SizedRunOptions,
-    SizedSchedule,
-    TableOptions,
-    naming,
-    shown_scenarios,
-    with_labels,
-)
+from pipejax.cli.output import terminal_timeline
 from pipejax.cli.output.files import ANY, NO_OUTPUT, TIMELINE, Output
 from pipejax.cli.output.numbers import percent
 from pipejax.cli.output.report import Answer, console, pick, plain, print_all, progress, table_sizes
-from pipejax.cli.output.terminal_timeline import (
-    NAMES,
-    ShownRun,
-    label_width,
-    looks_of_runs,
-    print_legend,
-    print_limit,
-    print_run,
-)
 
 if TYPE_CHECKING:
     from pipejax.analysis.runs.timeline import Window
@@ -63,7 +46,7 @@ class PictureSettings:
     title: str | None = None
     labels: str | None = None
 
-    def check(self, out: str | None, paper: PaperSettings) -> None:
+    def check(self, out: str | None, paper: tables.PaperSettings) -> None:
         """Refuse options without effect on a file of this suffix."""
         if self.caption is not None:
             resolve_choice(self.caption, CAPTION_PLACES, "--caption")
@@ -104,9 +87,9 @@ class Scene(NamedTuple):
 @options
 def show(
     *,
-    run: SizedRunOptions = SizedRunOptions(),
+    run: tables.SizedRunOptions = tables.SizedRunOptions(),
     picture: PictureSettings = PictureSettings(),
-    printed: PaperSettings = PaperSettings(),
+    printed: tables.PaperSettings = tables.PaperSettings(),
     schedules: str | None = None,
     out: Annotated[Output, TIMELINE] = NO_OUTPUT,
     messages: bool = False,
@@ -131,8 +114,8 @@ def show(
         path = out.path.with_suffix(".md")
         caption_out = Output(path, "--caption beside: --out", out.force).check(ANY)
     with_curves = memory or suffix == ".html"
-    settings = run.table_options((*OF_RUNS, "memory_limit") if with_curves else OF_RUNS)
-    scenarios, missing = shown_scenarios(run, settings, schedules)
+    settings = run.table_options((*tables.OF_RUNS, *["memory_limit"] * with_curves))
+    scenarios, missing = tables.shown_scenarios(run, settings, schedules)
     limit = settings.options.get("memory_limit") if with_curves else None
     scene = _scene(scenarios, activations, picture, messages, memory, limit)
     if suffix == ".html":
@@ -161,14 +144,14 @@ def _scene(
     runs, sizes, held = [], [], []
     for scenario in scenarios:
         table = scenario.table()
-        with naming(table):
+        with tables.naming(table):
             runs.append(scenario.evaluate())
         sizes.append(activations.scenario_sizes(scenario))
         limits = None
         if limit is not None:
             limits = limit.levels(table, sizes[-1], activations, scenario.workload)
         held.append(sizes[-1].held(runs[-1])._replace(limits=limits) if memory else None)
-    labels = with_labels(picture.labels, [run.schedule for run in runs])
+    labels = tables.with_labels(picture.labels, [run.schedule for run in runs])
     runs_by_name = dict(zip(labels, runs, strict=True))
     unit = picture.time_unit(runs, in_slots=not scenarios[0].has_times)
     start = None if picture.from_ is None else parse_seconds(picture.from_, "--from")
@@ -189,7 +172,7 @@ def _draw(scene: Scene, paper: "Paper", out: Output, caption_out: Output) -> Non
     for (name, run), memory in zip(scene.runs.items(), scene.held, strict=True):
         curves = None
         if memory is not None:
-            unit = NAMES[memory.stages.unit]
+            unit = terminal_timeline.NAMES[memory.stages.unit]
             curves = Curves(memory.memory, unit, memory.stages.text, memory.limits)
         panels.append(Panel(name, run, curves))
     caption = scene.caption if scene.picture.caption == "under" else ""
@@ -269,23 +252,23 @@ def _print(scene: Scene, width: int | None) -> None:
     window = scene.window or Window(0.0, max(run.makespan for run in scene.runs.values()))
     critical = not scene.picture.no_critical
     shown = [
-        ShownRun(run, held, window, scene.messages, critical)
+        terminal_timeline.ShownRun(run, held, window, scene.messages, critical)
         for run, held in zip(scene.runs.values(), scene.held, strict=True)
     ]
-    label, looks = label_width(shown), looks_of_runs(shown)
+    label, looks = terminal_timeline.label_width(shown), terminal_timeline.looks_of_runs(shown)
     for name, shown_run in zip(scene.runs, shown, strict=True):
         run = shown_run.run
         out.print(
             f"[bold]{escape(name)}[/] on {run.workers} workers: {scene.unit.text(run.makespan)}, "
             f"workers idle {percent(run.bubble_ratio)} of the time"
         )
-        print_run(out, shown_run, label, (width or out.width) - label - 3, looks)
+        terminal_timeline.print_run(out, shown_run, label, (width or out.width) - label - 3, looks)
         if shown_run.held is not None:
-            print_limit(out, shown_run.held)
+            terminal_timeline.print_limit(out, shown_run.held)
     if scene.window is not None:
         low, high = scene.window
         out.print(f"shown: {low / scene.unit.seconds:.5g} to {scene.unit.text(high)}")
-    print_legend(out, shown)
+    terminal_timeline.print_legend(out, shown)
     if scene.picture.caption == "under":
         print_all(plain(scene.caption))
 
@@ -327,7 +310,7 @@ def save_page(
 
 
 def further_runs(
-    run: SizedRunOptions, options: TableOptions, source: "CostSource"
+    run: tables.SizedRunOptions, options: tables.TableOptions, source: "CostSource"
 ) -> "list[pj.Evaluation]":
     """Return runs of all schedules at all sizes that a page offers, without impossible sizes."""
     from pipejax.costs.sources import GivenTimes
@@ -355,7 +338,7 @@ def further_runs(
                 settings, more = options.only(name), {"stages_per_worker": count} if count else {}
                 settings = settings._replace(options=settings.options | more)
                 with contextlib.suppress(MismatchError):
-                    point = SizedSchedule(name, workers, microbatches)
+                    point = tables.SizedSchedule(name, workers, microbatches)
                     runs.append(parse_scenario(run, settings=settings, point=point).evaluate())
     return runs
 

@@ -18,15 +18,7 @@ from cyclopts.validators import Number
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.data_files import is_plain, parse_float, parse_ratio, read_quantity
 from pipejax.base.progress import Notice
-from pipejax.cli.options.catalogue import (
-    CATALOGUE,
-    DETAILS,
-    PANELS,
-    begin_sentence,
-    flag,
-    option_panel,
-    record,
-)
+from pipejax.cli.options import catalogue
 from pipejax.cli.output.files import Output, OutputKind, check_distinct_paths
 
 # Values of options: how they are declared, and how texts become numbers
@@ -152,7 +144,7 @@ def parse_percent(text: str, where: str) -> float:
     return value
 
 
-GROUPS = {title: Group(title, sort_key=k) for k, title in enumerate(PANELS)}
+GROUPS = {title: Group(title, sort_key=k) for k, title in enumerate(catalogue.PANELS)}
 Described = TypeVar("Described")
 
 
@@ -161,12 +153,12 @@ def options(described: Described, details: Mapping[str, str] | None = None) -> D
     """Turn the fields of a class, or the parameters of a command, into options for cyclopts."""
     # Each annotation gets the reader and the help of its option, with a detail: by default that of
     # the catalogue. A class becomes a frozen dataclass.
-    details = details or DETAILS.get(getattr(described, "__name__", ""), {})
+    details = details or catalogue.DETAILS.get(getattr(described, "__name__", ""), {})
     is_record = isinstance(described, type)
     command = "" if is_record else getattr(described, "__name__", "")
     # a record's own annotations, not those of its bases
     kinds = vars(described).get("__annotations__", {}) if is_record else described.__annotations__
-    for name in kinds.keys() & CATALOGUE.keys():
+    for name in kinds.keys() & catalogue.CATALOGUE.keys():
         aliases: tuple[str, ...] = ()
         if name == "figure":  # people also try --plot, and --out if a command writes only a picture
             aliases = ("--plot",) if "out" in kinds else ("--plot", "--out", "-o")
@@ -184,8 +176,8 @@ def parameter(
     name: str, kind: Any, command: str = "", detail: str = "", aliases: Collection[str] = ()
 ) -> Parameter:
     """Return the reader and the help of an option for cyclopts; `kind` is its annotation."""
-    entry, kinds = record(name, command), value_kinds(kind)
-    about, detail = begin_sentence(entry.head), f"{entry.more} {detail}".strip()
+    entry, kinds = catalogue.record(name, command), value_kinds(kind)
+    about, detail = catalogue.begin_sentence(entry.head), f"{entry.more} {detail}".strip()
     if detail:
         about += f"{'. ' if detail[0].isupper() else ': '}{detail}"
     is_output, is_number = output_kind(kind) is not None, bool(kinds & {int, float})
@@ -193,10 +185,10 @@ def parameter(
     if is_output:
         reader = _read_output
     return Parameter(
-        name=flag(name),
+        name=catalogue.flag(name),
         alias=[*([f"-{entry.short}"] if entry.short else []), *aliases],
         help=about,
-        group=GROUPS[option_panel(name, command)],
+        group=GROUPS[catalogue.option_panel(name, command)],
         metavar=entry.kind.metavar,
         converter=reader,
         accepts_keys=False if is_output else None,
@@ -309,7 +301,7 @@ def command_options(command: Callable[..., Any]) -> dict[str, CommandOption]:
         default = None if isinstance(field.default, Output) else field.default
         dots = "..." if field.kind is field.VAR_POSITIONAL else ""
         if argument.parse and not argument.children:
-            name = field.name if field.name in CATALOGUE else argument.name + dots
+            name = field.name if field.name in catalogue.CATALOGUE else argument.name + dots
             listed[name] = CommandOption(argument.hint, default, about)
     for name in HELP:
         listed[name] = CommandOption(bool, False, parameter(name, bool).help or "")
@@ -325,8 +317,9 @@ def check_outputs(
     marks = {name: output_kind(option.annotation) for name, option in parameters.items()}
     kinds = {name: kind for name, kind in marks.items() if kind is not None}
     for name, kind in kinds.items():
-        drawn_by = flag("figure") if "figure" in kinds and name != "figure" else ""
-        arguments[name] = Output(arguments[name].path, flag(name), force, drawn_by).check(kind)
+        drawn_by = catalogue.flag("figure") if "figure" in kinds and name != "figure" else ""
+        output = Output(arguments[name].path, catalogue.flag(name), force, drawn_by)
+        arguments[name] = output.check(kind)
     outputs = [arguments[name] for name in kinds]
     check_distinct_paths(outputs)
     return outputs
