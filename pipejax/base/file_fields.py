@@ -9,16 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pipejax.base.checks import (
-    MAX_COUNT,
-    efficiency,
-    nearest,
-    number,
-    positive,
-    resolve_choice,
-    share,
-    whole_number,
-)
+from pipejax.base import checks
 from pipejax.base.data_files import UNITS, parse_float, read_lines, to_si
 from pipejax.base.display import abbreviated
 
@@ -69,34 +60,35 @@ def optional(kind: FieldKind) -> FieldKind:
 
 
 def _fraction(value: Any, where: str) -> float:
-    return share(float(value) if isinstance(value, bool) else value, where)
+    return checks.share(float(value) if isinstance(value, bool) else value, where)
 
 
 TEXT = form_kind(lambda value: isinstance(value, str), "a text", "string")
 NAME = form_kind(lambda value: isinstance(value, str) and value, "a text", "string")
 FLAG = form_kind(lambda value: isinstance(value, bool), "true or false", "boolean")
 SHARE = FieldKind(_fraction, {"type": "number", "minimum": 0, "maximum": 1})
-EFFICIENCY = FieldKind(efficiency, {"type": "number", "exclusiveMinimum": 0, "maximum": 1})
-POSITIVE = FieldKind(positive, {"type": "number", "exclusiveMinimum": 0})
+EFFICIENCY = FieldKind(checks.efficiency, {"type": "number", "exclusiveMinimum": 0, "maximum": 1})
+POSITIVE = FieldKind(checks.positive, {"type": "number", "exclusiveMinimum": 0})
 
 
 def at_least(minimum: float) -> FieldKind:
     """Return the kind of finite numbers of at least a minimum."""
-    return FieldKind(partial(number, least=minimum), {"type": "number", "minimum": minimum})
+    return FieldKind(partial(checks.number, least=minimum), {"type": "number", "minimum": minimum})
 
 
 NUMBER = at_least(0)
 
 
-def whole(minimum: int = 1, maximum: int = MAX_COUNT) -> FieldKind:
+def whole(minimum: int = 1, maximum: int = checks.MAX_COUNT) -> FieldKind:
     """Return the kind of whole numbers in a range."""
     schema = {"type": "integer", "minimum": minimum, "maximum": maximum}
-    return FieldKind(partial(whole_number, minimum=minimum, maximum=maximum), schema)
+    return FieldKind(partial(checks.whole_number, minimum=minimum, maximum=maximum), schema)
 
 
 def choice(names: Collection[str]) -> FieldKind:
     """Return the kind of a choice among names, in upper or lower case."""
-    return FieldKind(lambda value, where: resolve_choice(value, names, where), {"enum": [*names]})
+    schema = {"enum": [*names]}
+    return FieldKind(lambda value, where: checks.resolve_choice(value, names, where), schema)
 
 
 def section(fields: Fields, make: Callable[..., Any] | None = None) -> FieldKind:
@@ -146,7 +138,7 @@ def check_keys(data: Any, fields: Fields, where: str, what: str = "key") -> None
         state = f"{what} {key!r} has no unit" if key == name else f"unknown {what} {key!r}"
         raise ValueError(f"{where}: {state}: expected {units}")
     more = f", quantities with a unit, as {quantities[0]}_.." if quantities else ""
-    listed = f"known are {', '.join(fields)}{more}{nearest(key, keys)}"
+    listed = f"known are {', '.join(fields)}{more}{checks.nearest(key, keys)}"
     raise ValueError(f"{where}: unknown {what} {key!r}: {listed}")
 
 

@@ -9,16 +9,7 @@ published formulas do. A flash kernel skips these pairs, and pairs outside a sli
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from pipejax.costs.layers.formulas import (
-    Phases,
-    accelerator_tokens,
-    boundary_bytes,
-    edge_activation_bytes,
-    head_flop,
-    layer_activation_bytes,
-    layer_flop,
-    operand_bytes,
-)
+from pipejax.costs.layers import formulas
 from pipejax.costs.layers.kernels import (
     NONE,
     LayerOp,
@@ -48,7 +39,7 @@ def layer_ops(
 def _base_ops(model: Model, layout: Layout, kind: str) -> tuple[LayerOp, ...]:
     """List a layer's ops in the order of its forward, without adapters or recomputation."""
     mlp = _experts if kind == "moe" and model.moe is not None else _mlp
-    hidden = boundary_bytes(model, layout)
+    hidden = formulas.boundary_bytes(model, layout)
     ops = (
         norm("attention_norm", hidden),
         *projections_in(model, layout),
@@ -154,7 +145,7 @@ def _with_casts(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> tuple
     if layout.precision in WIDE:
         return ops
     copies = 1 + layout.trains_base
-    bytes_per_element = model.element_bytes + copies * operand_bytes(model, layout)
+    bytes_per_element = model.element_bytes + copies * formulas.operand_bytes(model, layout)
     forward: Number = 0.0
     backward: Number = 0.0
     products = [op for op in ops if op.kind == "gemm" and op.precision == layout.precision]
@@ -169,7 +160,7 @@ def _with_casts(model: Model, layout: Layout, ops: tuple[LayerOp, ...]) -> tuple
 
 def _residual(name: str, model: Model, layout: Layout) -> LayerOp:
     """Return the op that adds bias and residual, and applies dropout."""
-    boundary = boundary_bytes(model, layout)
+    boundary = formulas.boundary_bytes(model, layout)
     mask = boundary / model.element_bytes if model.dropout else 0.0
     # I adds the gradients of norm and residual: 2 reads, 1 write; dropout: 1 read, 1 write
     backward = 3 * boundary + ((2 * boundary + mask) if model.dropout else 0.0)
@@ -178,7 +169,7 @@ def _residual(name: str, model: Model, layout: Layout) -> LayerOp:
 
 
 def _mlp(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
-    tokens, width = accelerator_tokens(model, layout), model.ffn_hidden / layout.tensor
+    tokens, width = formulas.accelerator_tokens(model, layout), model.ffn_hidden / layout.tensor
     return _two_products("mlp", model, layout, (tokens, width), batch=1.0)
 
 
@@ -206,7 +197,7 @@ def _experts(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     assert moe is not None
     e = model.element_bytes
     plain = dataclasses.replace(layout, precision=PRECISIONS[0])
-    tokens = accelerator_tokens(model, layout) / layout.shared_by
+    tokens = formulas.accelerator_tokens(model, layout) / layout.shared_by
     routed, local_experts = tokens * moe.slots, moe.experts / layout.expert
     scores = 4 * tokens * moe.experts  # in float32
     # read the hidden state, write it sorted; read and write once more, by expert
@@ -214,7 +205,7 @@ def _experts(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     sorting = e * model.hidden * (tokens + routed + 2 * gathered)
     expert_size = gathered / local_experts, moe.expert_hidden / layout.expert_tensor
     shared_width = moe.shared_experts * moe.expert_hidden / layout.tensor
-    shared_size = accelerator_tokens(model, layout), shared_width
+    shared_size = formulas.accelerator_tokens(model, layout), shared_width
     has_shared = 1.0 * (moe.shared_experts > 0)
     return (
         gemm("router", model, plain, (model.hidden, moe.experts), tokens=tokens),
@@ -236,7 +227,7 @@ def _activation(name: str, model: Model, units: Number, kernels: Number) -> Laye
 def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """List the ops of the head: final norm, logits and cross entropy."""
     head_layout = dataclasses.replace(layout, precision=layout.head_precision)
-    logits = accelerator_tokens(model, layout) * model.vocabulary / layout.tensor
+    logits = formulas.accelerator_tokens(model, layout) * model.vocabulary / layout.tensor
     e = model.element_bytes
     # bytes per logit in F and in I, and number of kernels in both
     if model.fused_loss:  # reads the logits twice and overwrites them by their gradient
@@ -244,7 +235,7 @@ def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     else:  # F writes them in float32, finds the maximum, subtracts it, takes exp and sum; I scales
         f_bytes, i_bytes, kernels = e + 6 * 4, 2 * 4 + e, (7.0, 3.0)
     ops = (
-        norm("final_norm", boundary_bytes(model, layout)),
+        norm("final_norm", formulas.boundary_bytes(model, layout)),
         gemm("logits", model, head_layout, (model.hidden, model.vocabulary / layout.tensor)),
         memory("cross_entropy", f_bytes * logits, i_bytes * logits, kernels),
     )
@@ -253,17 +244,17 @@ def head_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 
 def embedding_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """List the ops of the embedding: token look-up, learned positions and dropout."""
-    units, trained = accelerator_tokens(model, layout) * model.hidden, layout.trains_base
+    units, trained = formulas.accelerator_tokens(model, layout) * model.hidden, layout.trains_base
     e, gradient = model.element_bytes, model.accumulated_bytes
     # W adds rows to the gradient, if the weights are not frozen
     look_up = LayerOp(
         "memory",
         "embedding",
         flop=NONE,
-        volume=Phases(2 * e * units, 0.0, trained * (e + 2 * gradient) * units),
-        launches=Phases(1.0, 0.0, 1.0 * trained),
+        volume=formulas.Phases(2 * e * units, 0.0, trained * (e + 2 * gradient) * units),
+        launches=formulas.Phases(1.0, 0.0, 1.0 * trained),
     )
-    boundary = boundary_bytes(model, layout)
+    boundary = formulas.boundary_bytes(model, layout)
     ops = [look_up]  # without I, because tokens have no gradient
     if model.learned_positions:
         ops.append(memory("positions", 3 * boundary, 0.0, kernels=(1.0, 0.0)))
@@ -281,18 +272,18 @@ def whole_layer(
     # FLOP follow the formula, even if a kernel skips masked pairs. I also reads and writes the
     # gradient of the layer's output. Frozen weights have no W; adapters are further ops.
     t, size = layout.tensor, layout.microbatch_size
-    activations = layer_activation_bytes(model, _all_trained(layout), kind=kind)
-    boundary, has_w = boundary_bytes(model, layout), 1.0 * layout.trains_base
+    activations = formulas.layer_activation_bytes(model, _all_trained(layout), kind=kind)
+    boundary, has_w = formulas.boundary_bytes(model, layout), 1.0 * layout.trains_base
     weights: Number = as_float(sum(layer_weights(model, _all_trained(layout))[kind]))
     moved = model.element_bytes * weights + activations
-    flop = layer_flop(model, size, recompute, kind)
+    flop = formulas.layer_flop(model, size, recompute, kind)
     return (
         LayerOp(
             "layer",
             "layer",
-            flop=Phases(*(phase / (t * layout.context) for phase in flop)),
-            volume=Phases(moved, moved + 2 * boundary, moved),
-            launches=Phases(forward=1.0, input_grad=1.0, weight_grad=has_w),
+            flop=formulas.Phases(*(phase / (t * layout.context) for phase in flop)),
+            volume=formulas.Phases(moved, moved + 2 * boundary, moved),
+            launches=formulas.Phases(forward=1.0, input_grad=1.0, weight_grad=has_w),
         ),
         *adapter_ops(model, layout, kind, recompute),
     )
@@ -301,12 +292,12 @@ def whole_layer(
 def whole_head(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """Return the output head as a single op."""
     t = layout.tensor
-    _, activations = edge_activation_bytes(model, _all_trained(layout))
-    flop = head_flop(model, layout.microbatch_size)
-    accelerator_flop = Phases(*(phase_flop / (t * layout.context) for phase_flop in flop))
+    _, activations = formulas.edge_activation_bytes(model, _all_trained(layout))
+    flop = formulas.head_flop(model, layout.microbatch_size)
+    accelerator_flop = formulas.Phases(*(phase_flop / (t * layout.context) for phase_flop in flop))
     volume = model.element_bytes * model.head_parameters / t + activations
-    launches = Phases(1.0, 1.0, 1.0 * layout.trains_base)
-    volumes = Phases(volume, volume, volume)
+    launches = formulas.Phases(1.0, 1.0, 1.0 * layout.trains_base)
+    volumes = formulas.Phases(volume, volume, volume)
     return (LayerOp("layer", "head", accelerator_flop, volumes, launches),)
 
 
@@ -327,7 +318,7 @@ def _latent_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     # Down projections are not split: each accelerator runs all of them, for its part of the tokens.
     mla, h, t = model.mla, model.hidden, layout.tensor
     assert mla is not None
-    local_tokens = accelerator_tokens(model, layout) / layout.shared_by
+    local_tokens = formulas.accelerator_tokens(model, layout) / layout.shared_by
     unfolded = (model.kv_hidden + model.value_hidden) - model.heads * mla.rope_width
     ops = [
         gemm("kv_down", model, layout, (h, mla.kv_rank + mla.rope_width), tokens=local_tokens),
@@ -347,7 +338,7 @@ def _latent_ops(model: Model, layout: Layout) -> tuple[LayerOp, ...]:
 def _rotation(model: Model, layout: Layout) -> LayerOp:
     """Return the op that applies rotary positions: it reads and writes queries and keys."""
     units_per_token = model.query_hidden + model.kv_hidden
-    units = accelerator_tokens(model, layout) * units_per_token / layout.tensor
+    units = formulas.accelerator_tokens(model, layout) * units_per_token / layout.tensor
     moved = 2 * model.element_bytes * units
     return memory("rotation", moved, moved, kernels=(2.0, 2.0))
 
@@ -367,8 +358,8 @@ def _flash(model: Model, layout: Layout) -> LayerOp:
     """Return the op of a flash attention kernel, which computes the scores again in I."""
     # Factors of products (queries, keys, values, the output's gradient) have the bytes of the
     # layout's precision; the output and the other gradients have those of the model.
-    tokens, t, e = accelerator_tokens(model, layout), layout.tensor, model.element_bytes
-    factor = operand_bytes(model, layout)
+    tokens, t, e = formulas.accelerator_tokens(model, layout), layout.tensor, model.element_bytes
+    factor = formulas.operand_bytes(model, layout)
     queries, values = model.query_hidden / t, model.output_hidden / t
     # with consecutive tokens under a causal mask, tokens of the last accelerator attend to
     # (2 - 1 / c) times the mean number of tokens
@@ -380,13 +371,13 @@ def _flash(model: Model, layout: Layout) -> LayerOp:
     return LayerOp(
         "attention",
         "attention",
-        flop=Phases(scores + context, 3 * scores + 2 * context, 0.0),
-        volume=Phases(
+        flop=formulas.Phases(scores + context, 3 * scores + 2 * context, 0.0),
+        volume=formulas.Phases(
             tokens * (factor * queries + e * values + factor * keys),
             (factor + e) * tokens * (queries + values + keys),
             0.0,
         ),
-        launches=Phases(layout.context, 3 * layout.context, 0.0),
+        launches=formulas.Phases(layout.context, 3 * layout.context, 0.0),
         batch=heads,
         precision=layout.precision,
     )

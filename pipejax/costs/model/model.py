@@ -10,19 +10,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
 
+from pipejax.base import file_fields
 from pipejax.base.checks import number, resolve_choice, wrong
 from pipejax.base.display import short_repr, with_short_repr
-from pipejax.base.file_fields import (
-    FLAG,
-    NEEDED,
-    NUMBER,
-    TEXT,
-    FieldKind,
-    FileField,
-    read_record,
-    section,
-    whole,
-)
 from pipejax.base.jax_on_demand import register
 from pipejax.costs.model.workload_fields import UNFUSED, parse_recompute
 from pipejax.costs.precision import make_floats
@@ -435,7 +425,7 @@ def load_model(name: str | Path) -> Model:
 
 def read_model(data: Any, where: str) -> Model:
     """Read a model from the content of its file, and check it."""
-    model = read_record(Model, FILE, data, where)
+    model = file_fields.read_record(Model, FILE, data, where)
     check_shape(model, where)
     return model
 
@@ -446,15 +436,16 @@ _KEYS = {
     "optimizer_bytes": "optimizer_bytes_per_parameter",
     "element_bytes": "bytes_per_element",
 }
-_KINDS: Mapping[str, FieldKind] = {  # fields that are no texts, flags or counts from 1
-    **dict.fromkeys(("vocabulary", "shared_experts", "dense_layers"), whole(0)),
-    **dict.fromkeys(("mtp_layers", "windowed_layers"), whole(0)),
-    **dict.fromkeys(("element_bytes", "gradient_bytes"), whole(1, 4)),  # 8 and 16 would be bits
-    "capacity_factor": NUMBER,
+_KINDS: Mapping[str, file_fields.FieldKind] = {  # fields that are no texts, flags or counts from 1
+    **dict.fromkeys(("vocabulary", "shared_experts", "dense_layers"), file_fields.whole(0)),
+    **dict.fromkeys(("mtp_layers", "windowed_layers"), file_fields.whole(0)),
+    # 8 and 16 would be bits
+    **dict.fromkeys(("element_bytes", "gradient_bytes"), file_fields.whole(1, 4)),
+    "capacity_factor": file_fields.NUMBER,
 }
 
 
-def _fields(record: type) -> dict[str, FileField]:
+def _fields(record: type) -> dict[str, file_fields.FileField]:
     """Return the fields of a model file, or of a record such as `moe` within it."""
     fields = {}
     for field in dataclasses.fields(record):
@@ -463,12 +454,13 @@ def _fields(record: type) -> dict[str, FileField]:
         if isinstance(value_type, UnionType):
             value_type = get_args(value_type)[0]
         if value_type in (LatentAttention, MixtureOfExperts):
-            kind = section(_fields(value_type), value_type)
+            kind = file_fields.section(_fields(value_type), value_type)
         else:
-            kind = _KINDS.get(field.name) or {str: TEXT, bool: FLAG}.get(value_type, whole())
-        default = NEEDED if field.default is dataclasses.MISSING else field.default
+            kinds = {str: file_fields.TEXT, bool: file_fields.FLAG}
+            kind = _KINDS.get(field.name) or kinds.get(value_type, file_fields.whole())
+        default = file_fields.NEEDED if field.default is dataclasses.MISSING else field.default
         key = _KEYS.get(field.name, field.name)
-        fields[key] = FileField(kind, default, target=field.name)
+        fields[key] = file_fields.FileField(kind, default, target=field.name)
     return fields
 
 

@@ -14,23 +14,13 @@ import numpy as np
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import check_types
 from pipejax.costs import array_functions as xp
+from pipejax.costs.layers import formulas
 from pipejax.costs.layers.collectives import (
     Collective,
     embedding_collectives,
     head_collectives,
     layer_collectives,
     whole_layer_collectives,
-)
-from pipejax.costs.layers.formulas import (
-    FLOAT32,
-    boundary_bytes,
-    buffer_bytes,
-    cache_bytes,
-    edge_activation_bytes,
-    head_weight_grad_bytes,
-    key_bytes,
-    layer_activation_bytes,
-    layer_weight_grad_bytes,
 )
 from pipejax.costs.layers.kernels import LayerOp
 from pipejax.costs.layers.layer_ops import (
@@ -177,7 +167,7 @@ def work_of_stages(
     # t accelerators split a message with sequence parallelism, or if each sends a part
     is_split = 1 - (1 - layout.sequence_parallel) * (1 - layout.scatter_gather)
     split_by = 1 + (layout.tensor - 1) * is_split
-    message = boundary_bytes(model, layout) * layout.shared_by / split_by
+    message = formulas.boundary_bytes(model, layout) * layout.shared_by / split_by
     num_outputs = 1 + model.mtp_layers * stages.mtp_before  # hidden states in a message
     return StageWork(
         layout=layout,
@@ -331,15 +321,15 @@ def _forward_bytes(model: Model, layout: Layout, stages: Stages) -> StageBytes:
     layers = all_layers_by_kind(model, layout, stages)
     largest_layer: Any = zeros
     for (kind, kind_layout), count in zip(layer_kinds(model, layout), layers, strict=True):
-        size = layer_activation_bytes(model, kind_layout, kind=kind)
+        size = formulas.layer_activation_bytes(model, kind_layout, kind=kind)
         largest_layer = xp.maximum(largest_layer, size * (count > 0))
-    logits = layout.microbatch_size * FLOAT32 * model.vocabulary / layout.tensor
+    logits = layout.microbatch_size * formulas.FLOAT32 * model.vocabulary / layout.tensor
     fields: dict[str, Any] = dict.fromkeys(StageBytes._fields, zeros)
     fields["at_work"] = (zeros, zeros, zeros)
     fields["weights"], fields["gathered"] = memory.weights, memory.gathered
     # the stages of a worker share one buffer; logits are on the last stage only
     fields["buffers"] = largest_layer * stages.share + stages.last * logits
-    fields["activations"] = sum(layers) * cache_bytes(model, layout)
+    fields["activations"] = sum(layers) * formulas.cache_bytes(model, layout)
     return StageBytes(**fields)
 
 
@@ -355,9 +345,9 @@ def bytes_of_stages(
     # A layer keeps `after_f` bytes after F, or its input if it is recomputed; W needs `for_w`
     # bytes.
     first, last = stages.first, stages.last
-    embedding_bytes, head_bytes = edge_activation_bytes(model, layout)
-    keys = (slices > 1) * key_bytes(model, layout)
-    layer_input = layer_activation_bytes(model, layout, "full") + keys
+    embedding_bytes, head_bytes = formulas.edge_activation_bytes(model, layout)
+    keys = (slices > 1) * formulas.key_bytes(model, layout)
+    layer_input = formulas.layer_activation_bytes(model, layout, "full") + keys
     edges = first * embedding_bytes + last * head_bytes
     layers = all_layers_by_kind(model, layout, stages)
     recomputed = layers_by_kind(model, layout, stages, stages.recomputed)
@@ -375,9 +365,10 @@ def bytes_of_stages(
     kinds = layer_kinds(model, layout)
     for (kind, kind_layout), count, num_recomputed in zip(kinds, layers, recomputed, strict=True):
         num_kept = count - num_recomputed
-        running = layer_activation_bytes(model, kind_layout, kind=kind)  # while the layer runs
-        after_f = layer_activation_bytes(model, kind_layout, recompute, kind)
-        for_w = layer_weight_grad_bytes(model, kind_layout, kind)
+        # bytes of a layer while it runs, after its F, and for its W
+        running = formulas.layer_activation_bytes(model, kind_layout, kind=kind)
+        after_f = formulas.layer_activation_bytes(model, kind_layout, recompute, kind)
+        for_w = formulas.layer_weight_grad_bytes(model, kind_layout, kind)
         added_by_i = xp.maximum(for_w - after_f, 0.0)
         activations = activations + num_kept * after_f
         needed_by_w = needed_by_w + count * for_w
@@ -390,7 +381,7 @@ def bytes_of_stages(
         kept_peak = (num_kept > 0) * (running - after_f - added_by_i)
         layer_peak_in_i = xp.maximum(layer_peak_in_i, kept_peak)
     held_in_i = held_in_i + layer_peak_in_i if has_w else layer_peak
-    head_for_w = last * head_weight_grad_bytes(model, layout)
+    head_for_w = last * formulas.head_weight_grad_bytes(model, layout)
     needed_by_w, held_in_w = has_w * needed_by_w + head_for_w, 0.0 * last
     if layout.recompute_again:  # W starts from the checkpoints, as I does
         is_again = (has_r + stages.recomputed + len(recomputed_modules(recompute))) > 0
@@ -439,8 +430,8 @@ def _buffers(model: Model, layout: Layout, layers: tuple[PerStage, ...], stages:
     for (kind, _), count in zip(layer_kinds(model, layout), layers, strict=True):
         counts[kind] = counts[kind] + count
     has_dense, has_moe = 1.0 * (counts["dense"] > 0), 1.0 * (counts["moe"] > 0)
-    without_head = buffer_bytes(model, layout, dense=has_dense, moe=has_moe, head=0.0)
-    with_head = buffer_bytes(model, layout, dense=has_dense, moe=has_moe, head=stages.last)
+    without_head = formulas.buffer_bytes(model, layout, dense=has_dense, moe=has_moe, head=0.0)
+    with_head = formulas.buffer_bytes(model, layout, dense=has_dense, moe=has_moe, head=stages.last)
     return without_head * stages.share + (with_head - without_head)
 
 
