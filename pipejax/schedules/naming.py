@@ -20,14 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipejax.base.checks import (
-    MAX_COUNT,
-    MismatchError,
-    check_types,
-    match_name,
-    unknown,
-    whole_number,
-)
+from pipejax.base import checks
 from pipejax.base.display import abbreviated
 from pipejax.base.files import read_file
 from pipejax.schedules.builders.published import Builder
@@ -81,7 +74,8 @@ class OwnFunction:
     def __call__(self, **arguments: Any) -> ScheduleTable:
         """Make a table for the requested numbers of workers and microbatches."""
         workers, microbatches = (
-            whole_number(arguments.get(name), name, maximum=MAX_COUNT) for name in SIZES
+            checks.whole_number(arguments.get(name), name, maximum=checks.MAX_COUNT)
+            for name in SIZES
         )
         arguments |= {"num_workers": workers, "num_microbatches": microbatches}
         check_size(Builder(self, ""), num_workers=workers, num_microbatches=microbatches)
@@ -106,7 +100,7 @@ class OwnFunction:
         except MemoryError:
             raise
         except ValueError as error:  # the schedule does not exist for these numbers
-            raise MismatchError(self._error_text(error)) from error
+            raise checks.MismatchError(self._error_text(error)) from error
         except (Exception, SystemExit) as error:
             raise ValueError(self._error_text(error)) from error
 
@@ -139,7 +133,7 @@ class OneTable:
         sizes = (self.table.num_workers, self.table.num_microbatches)
         if sizes != (num_workers, num_microbatches):
             has = f"{sizes[0]} workers and {sizes[1]} microbatches"
-            raise MismatchError(
+            raise checks.MismatchError(
                 f"{self.name} is a table of {has}, not of {num_workers} and {num_microbatches}"
             )
         return self.table
@@ -170,10 +164,10 @@ def register(name: str, function: Callable[..., Any]) -> None:
       >>> pj.schedules.build("one-by-one", num_workers=2, num_microbatches=4).num_slots
       8
     """
-    check_types(name=(name, str))
+    checks.check_types(name=(name, str))
     if not _NAME.fullmatch(name):
         raise ValueError(f"name must be one word without , : = / or \\, got {name!r}")
-    if match_name(name, BUILT_IN) is not None:
+    if checks.match_name(name, BUILT_IN) is not None:
         raise ValueError(f"name {name!r} is that of a built-in schedule: give another")
     module = getattr(function, "__module__", "")
     registered[name] = _function_builder(OwnFunction(name, function), f"registered, {module}")
@@ -197,7 +191,7 @@ def installed() -> Mapping[str, importlib.metadata.EntryPoint]:
     return {
         point.name: point
         for point in importlib.metadata.entry_points(group=GROUP)
-        if match_name(point.name, BUILT_IN) is None
+        if checks.match_name(point.name, BUILT_IN) is None
     }
 
 
@@ -220,7 +214,7 @@ def _from_text(name: str, path: str, text: str) -> OwnFunction:
     if not hasattr(module, function):
         functions = ((n, value) for n, value in vars(module).items() if inspect.isfunction(value))
         names = [n for n, value in functions if value.__module__ == module.__name__]
-        raise ValueError(f"{path}: {unknown('function', function, names)}")
+        raise ValueError(f"{path}: {checks.unknown('function', function, names)}")
     return OwnFunction(name, getattr(module, function), (path, text))
 
 
@@ -342,7 +336,7 @@ def listed(text: str, *, repair: str | None = None) -> list[str]:
       >>> listed("zb-h1")
       ['zb-h1']
     """
-    check_types(name=(text, str))
+    checks.check_types(name=(text, str))
     if not is_folder(text):
         return [_find(text, repair)[0]]
     paths = [str(path) for path in sorted(Path(text).iterdir()) if _is_table(path)]
@@ -391,14 +385,14 @@ def options_text(builder: Builder, form: Any = str) -> str:
 
 def is_folder(text: str) -> bool:
     """Return whether a text is the path of a folder and not the name of a schedule."""
-    return match_name(text, [*BUILT_IN, *registered]) is None and os.path.isdir(text)
+    return checks.match_name(text, [*BUILT_IN, *registered]) is None and os.path.isdir(text)
 
 
 def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
     """Return name and builder of a built-in, own or installed schedule, FILE.py:FUNCTION, table."""
-    check_types(name=(text, str))
+    checks.check_types(name=(text, str))
     builders = {**BUILT_IN, **registered}
-    name = match_name(text, builders)
+    name = checks.match_name(text, builders)
     if name is not None:
         return name, builders[name]
     path = Path(text)
@@ -409,7 +403,7 @@ def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
     if path.suffix == ".py":
         raise ValueError(f"{text} names no function: add it, as {text}:build")
     if path.suffix not in TABLES:
-        name = match_name(text, installed())
+        name = checks.match_name(text, installed())
         if name is not None:
             return name, installed_builder(name)
     if os.path.isdir(text):  # false for an empty text, while Path("") is a folder
@@ -418,7 +412,7 @@ def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
         csv_repair = None if path.suffix == ".json" else repair
         stat = path.stat()  # so that the file is read again whenever it has changed
         return text, _table_builder(text, csv_repair, stat.st_mtime_ns, stat.st_size)
-    raise unknown("schedule", text, names(), OWN)
+    raise checks.unknown("schedule", text, names(), OWN)
 
 
 def _is_table(path: Path) -> bool:

@@ -22,19 +22,8 @@ from pipejax.schedules.cells.ops import COMPUTING
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.sharding import on_lane
 from pipejax.schedules.table.table import ScheduleTable, check_usual
+from pipejax.training import training_run
 from pipejax.training.objective import TrainingObjective
-from pipejax.training.training_run import (
-    DIVERGED,
-    Numbers,
-    Seeds,
-    TrainingRun,
-    check_runs,
-    checked_noise,
-    gradient_noise,
-    over_runs,
-    run_alone,
-    start_key,
-)
 
 NO_SAMPLE = -1
 ORDERS = ("epochs", "cyclic", "drawn")  # possible orders of the batches
@@ -44,7 +33,7 @@ State = tuple[Array, Array, Array]  # stored versions, collected gradients, larg
 
 def replay(
     objective: TrainingObjective, table: ScheduleTable, *, step_size: float, seed: int, **how: Any
-) -> TrainingRun:
+) -> training_run.TrainingRun:
     """Train once, with gradients and updates in the order of a table's run.
 
     Args:
@@ -65,22 +54,22 @@ def replay(
       >>> run.time.tolist(), run.update.tolist(), bool(run.gap[-1] < 1e-2 * run.gap[0])
       ([0.0, 63.0, 126.0], [0, 116, 240], True)
     """
-    return run_alone(sweep_replay, objective, step_size, seed, table=table, **how)
+    return training_run.run_alone(sweep_replay, objective, step_size, seed, table=table, **how)
 
 
 def sweep_replay(
     objective: TrainingObjective,
     table: ScheduleTable,
     *,
-    step_sizes: Numbers,
-    seeds: Seeds,
+    step_sizes: training_run.Numbers,
+    seeds: training_run.Seeds,
     costs: Costs | None = None,
     link: str | Links = "delay",
     times: Times | int = 100,
     each_run: bool = False,
     batches: str = "epochs",
     noise: float = 0.0,
-) -> TrainingRun:
+) -> training_run.TrainingRun:
     """Train in the order of a table's run, for all step sizes and seeds in one compiled call.
 
     Args:
@@ -130,8 +119,8 @@ def sweep_replay(
         num_samples = whole_number(times, "times") + 1
     else:
         num_samples = len(times)
-    deviation = checked_noise(noise)
-    sizes, seed_array = check_runs(objective, step_sizes, seeds, num_samples)
+    deviation = training_run.checked_noise(noise)
+    sizes, seed_array = training_run.check_runs(objective, step_sizes, seeds, num_samples)
     _, finish = op_times(table, costs, link=link)
     sample_times = _check_times(times, float(finish.max()))
     plan = make_plan(table, finish, sample_times)
@@ -155,7 +144,7 @@ def sweep_replay(
     )
     loss = _mean_losses(np.asarray(losses), is_sample)
     minimum = np.broadcast_to(objective.minimum, diverged.shape)
-    return TrainingRun(
+    return training_run.TrainingRun(
         plan.update, gap, diverged, blocks, largest, None, sample_times, loss, minimum
     )
 
@@ -391,7 +380,7 @@ def _train_all(
     train = functools.partial(
         _train, noise=noise, events=events, sampled=sampled, settings=settings
     )
-    gaps_and_losses, *results = over_runs(train, objective, 0)(
+    gaps_and_losses, *results = training_run.over_runs(train, objective, 0)(
         objective, step_sizes, seeds, batches
     )
     return gaps_and_losses[..., places[0]], gaps_and_losses[..., places[1]], *results
@@ -410,7 +399,7 @@ def _train(
 ) -> tuple[Array, Array, Array, Array]:
     """Train once; return results by event, divergence, last blocks, largest squared gradient."""
     depth, each_run, noisy = settings
-    start = objective.init(start_key(seed))
+    start = objective.init(training_run.start_key(seed))
     step_size = step_size.astype(start.dtype)
     stages, runs = jnp.arange(objective.num_stages), jnp.arange(sampled.shape[1])
 
@@ -426,7 +415,7 @@ def _train(
         loss, gradient = jax.value_and_grad(objective.batch_loss)(mixed, objective.batch(batch))
         if noisy:
             number, dtype = jnp.asarray(event.microbatch), gradient.dtype
-            normal = gradient_noise(seed, number, gradient.shape, dtype)
+            normal = training_run.gradient_noise(seed, number, gradient.shape, dtype)
             gradient += noise.astype(gradient.dtype) * objective.held() * normal
         total = collected[event.run] + gradient
         current = run_weights[event.newest, stages]
@@ -466,6 +455,6 @@ def _train(
     state = weights, zeros, jnp.zeros((), start.dtype)
     (weights, _, largest), results = jax.lax.scan(replay, state, (events, batches))
     is_sample = events.sample != NO_SAMPLE
-    is_far = ~jnp.isfinite(results) | (results > DIVERGED * objective.gap(start))
+    is_far = ~jnp.isfinite(results) | (results > training_run.DIVERGED * objective.gap(start))
     blocks = jnp.mean(models(weights, sampled[-1]), axis=0)
     return results, jnp.any(is_far & is_sample), blocks, largest

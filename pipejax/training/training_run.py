@@ -9,15 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from pipejax.base import checks
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray, UInt
-from pipejax.base.checks import (
-    are_positive,
-    check_fits,
-    is_number,
-    resolve_choice,
-    whole_number,
-    wrong,
-)
 from pipejax.base.display import short_repr
 from pipejax.training.objective import TrainingObjective
 
@@ -114,8 +107,8 @@ def gradient_noise(
 
 def checked_noise(noise: float) -> float:
     """Check the standard deviation of gradient noise."""
-    if not is_number(noise) or noise < 0:
-        raise wrong("noise", f"must be a finite number of at least 0, got {noise!r}")
+    if not checks.is_number(noise) or noise < 0:
+        raise checks.wrong("noise", f"must be a finite number of at least 0, got {noise!r}")
     return float(noise)
 
 
@@ -157,8 +150,8 @@ def checked_delays(delays: NumpyArray, num_stages: int) -> Int[NumpyArray, "stag
 
 def checked_delta(delta: int) -> int:
     """Check the largest delay."""
-    if whole_number(delta, "delta", minimum=0) >= LARGEST_COUNT:
-        raise wrong("delta", f"must be at most {LARGEST_COUNT - 1}, got {delta}")
+    if checks.whole_number(delta, "delta", minimum=0) >= LARGEST_COUNT:
+        raise checks.wrong("delta", f"must be at most {LARGEST_COUNT - 1}, got {delta}")
     return int(delta)
 
 
@@ -314,7 +307,7 @@ def choose_step_size(
       >>> [choose_step_size(curves, rule, [0.5, 0.25, 0.125]) for rule in RULES]
       [0, 1, 1]
     """
-    rule = resolve_choice(rule, RULES, "rule")
+    rule = checks.resolve_choice(rule, RULES, "rule")
     is_eligible = np.isfinite(curves).all(axis=1)
     if rule == "stable":
         if step_sizes is None or len(step_sizes) != len(curves):
@@ -341,11 +334,11 @@ def run_alone(
     **how: Any,
 ) -> TrainingRun:
     """Run a sweep with one step size and one seed, and remove these two axes."""
-    if not are_positive([step_size], 1):
-        raise wrong("step_size", f"must be a finite number above 0, got {step_size!r}")
+    if not checks.are_positive([step_size], 1):
+        raise checks.wrong("step_size", f"must be a finite number above 0, got {step_size!r}")
     if np.ndim(objective.minimum):
         raise ValueError(f"objective must be a single one, got {len(objective.minimum)} stacked")
-    whole_number(seed, "seed", minimum=0)
+    checks.whole_number(seed, "seed", minimum=0)
     runs = sweep(objective, step_sizes=[step_size], seeds=[seed], **how)
     fields = {name: value for name, value in runs._asdict().items() if name not in OF_ALL}
     return runs._replace(**jax.tree.map(lambda leaf: leaf[0, 0], fields))
@@ -358,17 +351,17 @@ def check_runs(
     # a run stores the random numbers of `updates` updates at the same time
     num_runs = len(step_sizes) * len(seeds)
     num_bytes = num_runs * samples * BYTES_PER_SAMPLE + len(seeds) * updates * BYTES_PER_UPDATE
-    check_fits(num_bytes, f"{num_runs} runs that are looked at {samples} times need")
-    if not are_positive(step_sizes, len(step_sizes)) or not len(step_sizes):
-        raise wrong(
+    checks.check_fits(num_bytes, f"{num_runs} runs that are looked at {samples} times need")
+    if not checks.are_positive(step_sizes, len(step_sizes)) or not len(step_sizes):
+        raise checks.wrong(
             "step_sizes", f"must be one or more finite numbers above 0, got {list(step_sizes)}"
         )
     for seed in seeds:
-        if whole_number(seed, "each of seeds", minimum=0) > LARGEST_SEED:
+        if checks.whole_number(seed, "each of seeds", minimum=0) > LARGEST_SEED:
             raise ValueError(f"each of seeds must be at most {LARGEST_SEED}, got {seed}")
     stacked = np.shape(objective.minimum)
     if not len(seeds) or stacked not in ((), (len(seeds),)):
-        raise wrong(
+        raise checks.wrong(
             "seeds",
             "must be as many as objectives are stacked, or one or more for a single one: "
             f"got {len(seeds)} seeds, and stacked {stacked}",

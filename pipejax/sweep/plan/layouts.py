@@ -14,19 +14,8 @@ import numpy as np
 
 from pipejax import schedules
 from pipejax.analysis.step.evidence import memory_factors, operand_bits, sure_memory
+from pipejax.base import checks
 from pipejax.base.array_types import Bool, Index, Int, NumpyArray, Shaped
-from pipejax.base.checks import (
-    MAX_COUNT,
-    MismatchError,
-    check_types,
-    divisors,
-    positive,
-    resolve_choice,
-    share,
-    unknown,
-    whole_number,
-    wrong,
-)
 from pipejax.base.display import short_repr
 from pipejax.base.progress import Notice
 from pipejax.costs.model.launchers import default_overlap, find_launcher, machine_launches
@@ -75,22 +64,22 @@ class PlanRequest:
     launcher: str = ""  # launcher that must run the layouts; empty for any launcher
 
     def __post_init__(self) -> None:
-        check_types(model=(self.model, Model), system=(self.system, System))
+        checks.check_types(model=(self.model, Model), system=(self.system, System))
         for name in ("gpus", "minibatch"):
-            count = whole_number(getattr(self, name), name, maximum=MAX_COUNT)
+            count = checks.whole_number(getattr(self, name), name, maximum=checks.MAX_COUNT)
             object.__setattr__(self, name, count)
         object.__setattr__(self, "schedules", _check_schedules(self.schedules))
         chosen = {name: _check_values(name, values) for name, values in self.choices.items()}
         object.__setattr__(self, "choices", chosen)
         object.__setattr__(self, "links", Links.resolve(self.links))
-        share(self.headroom, "headroom")
+        checks.share(self.headroom, "headroom")
         if self.launcher:
             object.__setattr__(self, "launcher", find_launcher(self.launcher).name)
         if self.memory_limit is not None:
-            positive(self.memory_limit, "memory_limit")
+            checks.positive(self.memory_limit, "memory_limit")
         for name in self.shared:
             if name not in SHARED:
-                raise unknown("field of all layouts", name, SHARED)
+                raise checks.unknown("field of all layouts", name, SHARED)
         workload = Workload(self.model, self.minibatch, **self.shared)  # checks the fields
         check_machine(workload, self.system)
         for recompute in chosen.get("recompute", ()):
@@ -144,7 +133,8 @@ class PlanRequest:
 def _check_schedules(names: Sequence[str]) -> tuple[str, ...]:
     full_names = tuple(schedules.named(name) for name in names)
     if not full_names or len(set(full_names)) < len(full_names):
-        raise wrong("schedules", f"must be different names, got {', '.join(names) or 'none'}")
+        text = ", ".join(names) or "none"
+        raise checks.wrong("schedules", f"must be different names, got {text}")
     for name in full_names:
         if schedules.find(name).sizes is not None:
             raise ValueError(f"schedule {name} is one table: a plan takes schedules of any size")
@@ -163,15 +153,15 @@ def _check_schedules(names: Sequence[str]) -> tuple[str, ...]:
 
 def _check_values(axis: str, values: Sequence[Any]) -> tuple[Any, ...]:
     if axis not in CHOICES:
-        raise unknown("choice", axis, CHOICES)
+        raise checks.unknown("choice", axis, CHOICES)
     if not values:
         raise ValueError(f"{axis} must have at least one value")
     if axis == "recompute":
         return tuple(dict.fromkeys(check_recompute(value) for value in values))
     if axis == "zero":
-        return tuple(resolve_choice(value, ZERO, axis) for value in values)
-    minimum = 0 if axis == "edge_units" else 1
-    return tuple(whole_number(value, axis, minimum=minimum, maximum=MAX_COUNT) for value in values)
+        return tuple(checks.resolve_choice(value, ZERO, axis) for value in values)
+    limits = {"minimum": 0 if axis == "edge_units" else 1, "maximum": checks.MAX_COUNT}
+    return tuple(checks.whole_number(value, axis, **limits) for value in values)
 
 
 # limits if the request does not choose context or stages_per_worker
@@ -371,7 +361,7 @@ def _refusal(request: PlanRequest, layouts: Layouts, row: int) -> str:
         table = build_table(shape, 2 * shape.workers)  # layers do not depend on microbatches
         try:
             assign_layers(layout_workload(request, layouts, row), table)
-        except MismatchError as error:
+        except checks.MismatchError as error:
             return str(error)
     return reason
 
@@ -401,7 +391,7 @@ def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
     pipes = []
     num_layers = int(request.model.layers) + 2 * max(request.edge_units)
     for index, name in enumerate(request.schedules):
-        for workers in request.allowed("pipeline", divisors(request.gpus)):
+        for workers in request.allowed("pipeline", checks.divisors(request.gpus)):
             limit = num_layers // workers
             if "stages_per_worker" not in schedules.find(name).options:
                 two_workers = schedules.build(name, num_workers=2, num_microbatches=4)
@@ -426,15 +416,15 @@ def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, in
         return []
     num_experts = 1 if request.model.moe is None else int(request.model.moe.experts)
     stage_gpus, degrees = request.gpus // workers, []
-    for tensor in request.allowed("tensor", divisors(stage_gpus)):
+    for tensor in request.allowed("tensor", checks.divisors(stage_gpus)):
         if not _can_split_layer(request, tensor):
             continue
-        for context in request.allowed("context", divisors(stage_gpus // tensor)):
+        for context in request.allowed("context", checks.divisors(stage_gpus // tensor)):
             data = stage_gpus // tensor // context
             if not (_can_split_sequence(request, context) and request.allowed("data", [data])):
                 continue
             for parts in request.allowed("expert_tensor", _expert_parts(request, tensor)):
-                counts = [n for n in divisors(num_experts) if stage_gpus % (n * parts) == 0]
+                counts = [n for n in checks.divisors(num_experts) if stage_gpus % (n * parts) == 0]
                 experts = request.allowed("expert", counts)
                 degrees += [(tensor, context, expert, parts, data) for expert in experts]
     return degrees
@@ -445,7 +435,7 @@ def _expert_parts(request: PlanRequest, tensor: int) -> list[int]:
     moe = request.model.moe
     if moe is None:
         return [1]
-    parts = divisors(tensor) if "expert_tensor" in request.choices else sorted({1, tensor})
+    parts = checks.divisors(tensor) if "expert_tensor" in request.choices else sorted({1, tensor})
     return [part for part in parts if int(moe.expert_hidden) % part == 0]
 
 
@@ -469,7 +459,7 @@ def _can_split_sequence(request: PlanRequest, context: int) -> bool:
 def _sizes(request: PlanRequest, data: int) -> list[int]:
     """List microbatch sizes: divisors of a replica's sequences; none if d is no divisor."""
     sequences, remainder = divmod(request.minibatch, data)
-    return [] if remainder else request.allowed("microbatch_size", divisors(sequences))
+    return [] if remainder else request.allowed("microbatch_size", checks.divisors(sequences))
 
 
 def _allowed_text(request: PlanRequest) -> str:

@@ -27,15 +27,8 @@ from pipejax.costs.stage.stage_work import StageBytes, bytes_of_stages, work_of_
 from pipejax.costs.system.system import System
 from pipejax.engine.batched.pricing import priced_on_host
 from pipejax.schedules.table.table import ScheduleTable
+from pipejax.sweep.plan import programs
 from pipejax.sweep.plan.layouts import ZERO, Layouts, PlanRequest, layout_workload, program_shape
-from pipejax.sweep.plan.programs import (
-    ProgramShape,
-    build_table,
-    count_activations,
-    exact_times,
-    lower_bounds,
-    table_pipe,
-)
 
 
 class Priced(NamedTuple):
@@ -115,7 +108,7 @@ def _whole_layers(request: PlanRequest, layouts: Layouts) -> Int[NumpyArray, "tw
 
 def _short_table(request: PlanRequest, layouts: Layouts, row: int) -> ScheduleTable:
     shape = program_shape(request, layouts, row)
-    return build_table(shape, 2 * shape.workers)
+    return programs.build_table(shape, 2 * shape.workers)
 
 
 OF_BOUNDARIES = ("senders", "receivers", "mtp_before")
@@ -219,7 +212,7 @@ def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estima
     for rows in row_groups((layouts.schedule, layouts.pipeline, layouts.stages_per_worker)):
         shape, microbatches = program_shape(request, layouts, rows[0]), layouts.microbatches[rows]
         prices = price(request, layouts.take(rows))
-        bound[rows] = lower_bounds(table_pipe(shape), prices.costs, microbatches)
+        bound[rows] = programs.lower_bounds(programs.table_pipe(shape), prices.costs, microbatches)
         for members in row_groups((microbatches,)):
             count = int(microbatches[members[0]])
             memory[rows[members]] = _memory(shape, prices, members, count)
@@ -230,10 +223,10 @@ def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estima
 
 
 def _memory(
-    shape: ProgramShape, prices: Priced, rows: Rows, microbatches: int
+    shape: programs.ProgramShape, prices: Priced, rows: Rows, microbatches: int
 ) -> Float[NumpyArray, " rows"]:
     """Return the memory need of the fullest worker [B] for each layout of one program."""
-    counts = count_activations(shape, microbatches)
+    counts = programs.count_activations(shape, microbatches)
     sizes: StageBytes = jax.tree.map(lambda leaf: leaf[rows], prices.memory)
     need = counts.static_bytes(sizes.static, sizes.version) + counts.activation_bytes(sizes.parts)
     return need.max(axis=1)
@@ -313,8 +306,8 @@ class Evaluator:
             return
         layouts = self.layouts.take(rows)
         shape, count = program_shape(self.request, layouts, 0), int(layouts.microbatches[0])
-        costs = price(self.request, layouts).costs
-        self.estimates.step_time[rows] = exact_times(shape, count, costs, self.request.links)
+        costs, links = price(self.request, layouts).costs, self.request.links
+        self.estimates.step_time[rows] = programs.exact_times(shape, count, costs, links)
         self.num_evaluated += 1
         self.tell()
 
