@@ -24,14 +24,7 @@ from pipejax.base.checks import are_positive, check_types, whole_number
 from pipejax.base.compiled import compiled
 from pipejax.costs.costs import Costs, unchecked_costs
 from pipejax.costs.precision import accept_type, check_finite, is_traced, to_output_dtype
-from pipejax.engine.batched.binary_program import (
-    BinaryOps,
-    Task,
-    backward_program,
-    binary_ops,
-    forward_program,
-    padded_width,
-)
+from pipejax.engine.batched import binary_program, interpreter
 from pipejax.engine.batched.cost_rows import (
     CostRows,
     Leaves,
@@ -40,16 +33,6 @@ from pipejax.engine.batched.cost_rows import (
     counts_of_ops,
     program_with_pair_times,
     with_pair_times,
-)
-from pipejax.engine.batched.interpreter import (
-    LANES,
-    Counts,
-    LevelProgram,
-    Pieces,
-    batch_sharding,
-    interpreted_makespans,
-    level_program,
-    send_to_devices,
 )
 from pipejax.engine.batched.unrolled import (
     MAX_OPS,
@@ -74,23 +57,24 @@ Makespans = Values | Float[NumpyArray, " batch"]  # NumPy's if JAX has no float6
 class _Plan:
     """Encoded and compiled forms of a program, for costs of fixed shapes; built when needed."""
 
-    def __init__(self, ops: BinaryOps, rows: CostRows) -> None:
+    def __init__(self, ops: binary_program.BinaryOps, rows: CostRows) -> None:
         self.ops, self.rows = ops, rows
 
     @functools.cached_property
-    def values(self) -> Task:
+    def values(self) -> binary_program.Task:
         """Return the program with which the interpreter computes makespans, on any device."""
-        return Task(_on_device(forward_program(self.ops, self.rows)), None)
+        forward = _on_device(binary_program.forward_program(self.ops, self.rows))
+        return binary_program.Task(forward, None)
 
     @functools.cached_property
-    def levels(self) -> LevelProgram | None:
+    def levels(self) -> interpreter.LevelProgram | None:
         """Return the program sorted by level, for makespans on a CPU; None if not faster."""
-        return _on_device(level_program(self.ops, self.rows))
+        return _on_device(interpreter.level_program(self.ops, self.rows))
 
     @functools.cached_property
-    def counts(self) -> Task:
+    def counts(self) -> binary_program.Task:
         """Return the programs with which the interpreter computes makespans and gradients."""
-        backward = _on_device(backward_program(self.ops, self.rows))
+        backward = _on_device(binary_program.backward_program(self.ops, self.rows))
         return self.values._replace(backward=backward)
 
     @functools.cached_property
@@ -125,7 +109,7 @@ class _Problem(NamedTuple):
     # program with which times of fused pairs are computed from `pair_factor`, if costs have one
     pair_program: Program | None = None
 
-    def task(self, with_counts: bool) -> Task:
+    def task(self, with_counts: bool) -> binary_program.Task:
         """Return the interpreter's task, with a backward pass if counts are needed."""
         task = self.plan.counts if with_counts else self.plan.values
         return task._replace(temperature=self.temperature)
@@ -310,7 +294,7 @@ def _plan(program: Program, costs: Costs) -> _Plan:
     if shapes not in plans:
         # the ops of a program are the same for all shapes of costs
         other_plan = next(iter(plans.values()), None)
-        ops = binary_ops(program) if other_plan is None else other_plan.ops
+        ops = binary_program.binary_ops(program) if other_plan is None else other_plan.ops
         plans[shapes] = _Plan(ops, cost_rows(program, costs))
     return plans[shapes]
 
@@ -382,7 +366,7 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
     def solve_batch(leaves: Leaves) -> tuple[Values, Leaves]:
         """Return makespans (batch), and counts on the critical path for each cost array."""
         task = problem.task(with_counts)
-        values, counts = interpreted_makespans(task, rows.pieces(leaves), in_trace=True)
+        values, counts = interpreter.interpreted_makespans(task, rows.pieces(leaves), in_trace=True)
         return values, _by_leaf(rows, counts, leaves)
 
     @solve_batch.def_vmap
@@ -417,10 +401,10 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
     unroll = _unrolls(problem, size, dtype, with_counts)
     has_levels = jax.default_backend() == "cpu" and not with_counts and problem.temperature is None
     by_level = has_levels and size * plan.ops.num_ops >= MIN_LEVELS_WORK
-    solutions: list[tuple[Values, Counts | None]] = []
+    solutions: list[tuple[Values, interpreter.Counts | None]] = []
     num_results = 1 + (len(plan.rows.terms) if with_counts else 0)
     for part, count, sharding in _parts(leaves, size, problem.max_bytes, num_results):
-        counts: Counts | None = None
+        counts: interpreter.Counts | None = None
         if unroll and not with_counts:
             values = plan.unrolled(part)
         elif unroll and sharding is None and (kernel := plan.unrolled_with_counts[dtype]):
@@ -429,7 +413,7 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
             pieces = _pieces(plan.rows, part, count, sharding)
             levels = plan.levels if by_level else None
             task = problem.task(with_counts) if levels is None else levels
-            values, counts = interpreted_makespans(task, pieces, over=sharding)
+            values, counts = interpreter.interpreted_makespans(task, pieces, over=sharding)
         if counts is not None:
             # counts go to the host, if this process holds all of them
             is_remote = isinstance(counts, jax.Array) and not counts.is_fully_addressable
@@ -452,7 +436,7 @@ def _parts(
 ) -> Iterator[tuple[Leaves, int, NamedSharding | None]]:
     """Yield parts of a batch whose costs and results take at most `max_bytes` on the device."""
     # each part with its size and sharding; `num_results` counts the results of a configuration
-    sharding = batch_sharding(leaves)
+    sharding = interpreter.batch_sharding(leaves)
     if sharding is not None:
         yield leaves, size, sharding
         return
@@ -465,7 +449,7 @@ def _parts(
             name: leaf[low : low + count] if len(leaf) > count else leaf
             for name, leaf in leaves.items()
         }
-        placed, sharding = send_to_devices(part, count, LANES)
+        placed, sharding = interpreter.send_to_devices(part, count, interpreter.LANES)
         yield placed, count, sharding
 
 
@@ -487,23 +471,25 @@ def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -
     return not with_counts or problem.plan.unrolled_with_counts[dtype] is not None
 
 
-def _pieces(rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | None) -> Pieces:
+def _pieces(
+    rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | None
+) -> interpreter.Pieces:
     """Return each cost field that the program reads as a matrix (batch or 1, entries)."""
     # a large batch compiles for its shapes, a small one is copied into a matrix of a padded size
     if over is None and jax.default_backend() == "cpu":  # NumPy arrays need no copies
         leaves = {name: np.asarray(leaf) for name, leaf in leaves.items()}
     # the column of zeros is no cost
-    pieces, num_columns = rows.pieces(leaves), padded_width(rows) - 1
+    pieces, num_columns = rows.pieces(leaves), binary_program.padded_width(rows) - 1
     if over is not None or size * (num_columns + 1) >= MIN_UNCOPIED_NUMBERS:
         return pieces
-    matrix = np.empty((max(size, LANES), num_columns), pieces[0].dtype)
+    matrix = np.empty((max(size, interpreter.LANES), num_columns), pieces[0].dtype)
     matrix[size:] = 0
     costs = np.concatenate([np.broadcast_to(p, (size, p.shape[1])) for p in pieces], axis=1)
     matrix[:size, : costs.shape[1]] = costs
     return (matrix,)
 
 
-def _by_leaf(rows: CostRows, counts: Counts | None, leaves: Leaves) -> Leaves:
+def _by_leaf(rows: CostRows, counts: interpreter.Counts | None, leaves: Leaves) -> Leaves:
     """Split counts (columns, batch) by cost field: (batch, ..), with the field's axes last."""
     leaf_counts: Leaves = {}
     if counts is None:

@@ -36,13 +36,8 @@ from pipejax.schedules.table.held_activations import held_counts
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.search.found import TIME_LIMIT, Found, gap
+from pipejax.search.partition import integer_program
 from pipejax.search.partition.holdings import Point, Shares, Splits, default_layouts, price_holdings
-from pipejax.search.partition.integer_program import (
-    SLACK,
-    PathCuts,
-    SplitProgram,
-    stage_work_function,
-)
 
 RELAXATION_GAP = 1e-3  # gap at which the relaxation ends, relative to the step time
 CENTRE_WEIGHT = 0.7  # weight of the old centre in the new centre of mixtures
@@ -109,7 +104,7 @@ class SplitSearch:
     @property
     def is_optimal(self) -> bool:
         """Return whether the bound proves that no split is faster than the best split."""
-        return self.bound >= self.limit * (1 - 2 * SLACK)
+        return self.bound >= self.limit * (1 - 2 * integer_program.SLACK)
 
     def search(self, seconds: float) -> str:
         """Search until a split is optimal or time is up; return the reason for the end."""
@@ -135,8 +130,8 @@ class SplitSearch:
         first = dataclasses.replace(self.workload, pipeline_layout=str(next(iter(self.splits_run))))
         costs = stage_costs(first, self.system, self.table)
         self.program, _ = lower_and_price(self.table, costs, self.links)
-        stage_work = stage_work_function(self.program, self.workload.pair_factor)
-        limit = self.limit * (1 + SLACK)
+        stage_work = integer_program.stage_work_function(self.program, self.workload.pair_factor)
+        limit = self.limit * (1 + integer_program.SLACK)
         self.prices = price_holdings(
             self.workload, self.system, self.table, lambda costs: stage_work(costs).min() <= limit
         )
@@ -146,13 +141,13 @@ class SplitSearch:
             for k in range(len(self.prices.holdings))
         )
         may_hold = np.stack([stage_work(costs) <= limit for costs in rows])
-        self.paths = PathCuts(self.program, self.prices)
+        self.paths = integer_program.PathCuts(self.program, self.prices)
         held = held_counts(self.table) if math.isfinite(self.capacity) else None
         self.splits = Splits(
             self.prices, may_hold, self.workload.model, self.table.num_workers, held, self.capacity
         )
         unit = min(run.step_time for run in self.splits_run.values())
-        self.integer = SplitProgram(self.splits, unit=unit, limit=self.limit)
+        self.integer = integer_program.SplitProgram(self.splits, unit=unit, limit=self.limit)
         for split in self.splits_run.values():
             for point in self.splits.from_layout(split.layout):
                 self._add_paths(self.splits.shares(point))
@@ -240,11 +235,11 @@ class SplitSearch:
         while len(neighbours) and time.monotonic() < deadline:
             bounds = np.maximum(bounds, self.paths.lower_bounds(neighbours, num_cuts))
             num_cuts, k = len(self.paths.cuts), int(bounds.argmin())
-            if bounds[k] >= step_time * (1 - SLACK):
+            if bounds[k] >= step_time * (1 - integer_program.SLACK):
                 break
             new_step_time = self.run(self.prices.layout(neighbours[k])).step_time
             self._add_paths(self.splits.shares(neighbours[k]))
-            if new_step_time < step_time * (1 - SLACK):
+            if new_step_time < step_time * (1 - integer_program.SLACK):
                 return neighbours[k], new_step_time
             bounds[k] = new_step_time
         return None

@@ -15,17 +15,10 @@ from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.found import Found
+from pipejax.search.schedule import initial_plans
 from pipejax.search.schedule.bounds import lower_bound, stage_bounds
 from pipejax.search.schedule.cp_model import ScheduleModel, relaxed_bound, search
 from pipejax.search.schedule.effort import BASELINE, Budget
-from pipejax.search.schedule.initial_plans import (
-    baseline_tables,
-    block_starts,
-    greedy_plan,
-    greedy_starts,
-    is_pipe,
-    one_by_one,
-)
 from pipejax.search.schedule.neighbourhoods import search_neighbourhoods
 from pipejax.search.schedule.plan import (
     Optimum,
@@ -137,14 +130,14 @@ class AnytimeSearch:
 
     def _first(self) -> None:
         """Try a greedy plan. If it breaks the limits, plan one microbatch at a time."""
-        plan = greedy_plan(self.problem, self.problem.limits)
+        plan = initial_plans.greedy_plan(self.problem, self.problem.limits)
         if plan is not None:
             self._offer("greedy", plan)
         if self.plan is None:
-            self._offer("one by one", one_by_one(self.problem))
+            self._offer("one by one", initial_plans.one_by_one(self.problem))
 
     def _baselines(self) -> None:
-        for name, table in baseline_tables(self.problem, self.start_table):
+        for name, table in initial_plans.baseline_tables(self.problem, self.start_table):
             self.budget.spend(BASELINE * 3 * self.problem.worker.size)
             self.baselines.setdefault(name, None)
             fits = table_keeps_limits(self.problem, table)
@@ -158,19 +151,20 @@ class AnytimeSearch:
                 return
 
     def _greedy(self) -> None:
-        for plan in greedy_starts(self.problem, self._share("greedy"), self.value):
+        for plan in initial_plans.greedy_starts(self.problem, self._share("greedy"), self.value):
             self._offer("greedy", plan)
 
     def _blocks(self) -> None:
-        if self._searches_parts_with_offloads and is_pipe(self.problem):  # blocks never offload
+        # blocks never offload
+        if self._searches_parts_with_offloads and initial_plans.is_pipe(self.problem):
             return
         share = "many blocks" if self._is_huge else "blocks"
-        for plan in block_starts(self.problem, self._share(share), self.bound):
+        for plan in initial_plans.block_starts(self.problem, self._share(share), self.bound):
             self._offer("building block", plan)
 
     def _bound_by_stages(self) -> None:
         """Raise the bound by searches of single stages, first the stage of the highest bound."""
-        if not is_pipe(self.problem):
+        if not initial_plans.is_pipe(self.problem):
             return
         budget = self._share("relaxed")
         for stage in np.argsort(-stage_bounds(self.problem), kind="stable").tolist():

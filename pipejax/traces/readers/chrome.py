@@ -12,30 +12,10 @@ import numpy as np
 
 from pipejax.base.checks import MAX_COUNT, wrong
 from pipejax.schedules.cells.ops import COMPUTING, Phase, format_cell, matching_receive, parse_cell
+from pipejax.traces.readers import labels, sources
 from pipejax.traces.readers.device import EXCHANGE, Work
-from pipejax.traces.readers.labels import (
-    FRAMEWORKS,
-    STEP,
-    Cells,
-    is_label,
-    number_marks,
-    parse_label,
-    parse_labels,
-)
 from pipejax.traces.readers.rank_lists import file_rank
 from pipejax.traces.readers.rank_slices import RankFile, Rows, Slice, drop_outer_ranges, join_ranks
-from pipejax.traces.readers.sources import (
-    HEAD_BYTES,
-    SECONDS,
-    CutError,
-    Reader,
-    Request,
-    infer_unit,
-    is_json,
-    is_json_lines,
-    name_order,
-    read_texts,
-)
 from pipejax.traces.record import NONE, OPS, LeftOut, Trace
 
 RECEIVES = ("gloo:recv", "nccl:recv")  # slices of a receive, from its start to its arrival
@@ -64,7 +44,7 @@ def read_events(
     try:
         for piece in pieces:
             parts.append(piece)
-    except CutError as error:
+    except sources.CutError as error:
         why = str(error)
     text = "".join(parts)
     position = _skip(_GAP, text, 0)
@@ -164,12 +144,12 @@ class _EventCollector:
             self._add_work(event, name)
         elif category in _CALLS:
             self._add_call(event, name)
-        elif category in _OUR_CATEGORIES and parse_label(name):
+        elif category in _OUR_CATEGORIES and labels.parse_label(name):
             self._add_slice(event, name, is_ours=True)
         elif category == COMPUTING:
             self.unknown_ops[name] += 1
         elif category not in _UNLABELLED and (
-            name.startswith(RECEIVES) or STEP.fullmatch(name) or is_label(name)
+            name.startswith(RECEIVES) or labels.STEP.fullmatch(name) or labels.is_label(name)
         ):
             self._add_slice(event, name, is_ours=False)
 
@@ -195,7 +175,7 @@ class _EventCollector:
             self.export_slices.append((event.get("pid"), event.get("tid"), start, end, name))
         elif name.startswith(RECEIVES):
             self.receives.append((start, end))
-        elif STEP.fullmatch(name):
+        elif labels.STEP.fullmatch(name):
             mark = f"step {step}" if str(step).isdecimal() else name  # XProf counts beside the name
             self.marks.append((mark, start, end))
         else:
@@ -274,18 +254,18 @@ def _arguments(event: Event) -> dict[str, Any]:
     return args if isinstance(args, dict) else {}
 
 
-def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
+def read_chrome(paths: Sequence[Path], request: sources.Request) -> Trace:
     """Read the Chrome traces of all ranks of a run; a file or a process is a rank."""
     names: dict[str, int] = {}
-    paths = sorted(paths, key=name_order)
+    paths = sorted(paths, key=sources.name_order)
     files = [RankFile(path, *_read_file(path, names, request)) for path in paths]
-    by_label = parse_labels(names)
+    by_label = labels.parse_labels(names)
     cells = [by_label.get(name, ()) for name in names]
     notes = []
     if all(rows.rank == NONE for file in files for rows in file.ranks):
         files = _number_ranks(files, cells)
         notes.append("no file says ranks: they follow stages, then file names, then processes")
-    is_pytorch = any(parse_label(name) for name in by_label)
+    is_pytorch = any(labels.parse_label(name) for name in by_label)
     for k, (path, ranks, zero) in enumerate(files):
         if count := sum(rows.rank == NONE for rows in ranks):
             why = "neither it nor its name says of which rank it is"
@@ -300,11 +280,11 @@ def read_chrome(paths: Sequence[Path], request: Request) -> Trace:
     seconds = (trace.end - trace.start)[trace.has_phase(OPS)]
     starts = [rows.start for file in files for rows in file.ranks if not rows.is_ours]
     if request.unit is None and len(seconds) and starts:
-        infer_unit(seconds * 1e6, np.concatenate(starts), expected="us")
+        sources.infer_unit(seconds * 1e6, np.concatenate(starts), expected="us")
     return trace
 
 
-def _number_ranks(files: Sequence[RankFile], cells: Cells) -> list[RankFile]:
+def _number_ranks(files: Sequence[RankFile], cells: labels.Cells) -> list[RankFile]:
     stages = [
         min((cells[label][0].stage for label in rows.label if cells[label]), default=NONE)
         for file in files
@@ -319,22 +299,22 @@ def _number_ranks(files: Sequence[RankFile], cells: Cells) -> list[RankFile]:
 
 
 def _read_file(
-    path: Path, names: dict[str, int], request: Request
+    path: Path, names: dict[str, int], request: sources.Request
 ) -> tuple[list[Rows], int | None]:
     """Return the slices of each rank that labels ops, and the clock's zero [ns] if stated."""
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
-    events = _EventCollector(names, 1e6 * SECONDS[request.unit or "us"])
-    for event in read_events(read_texts(path, request.on_bytes), header, faults):
+    events = _EventCollector(names, 1e6 * sources.SECONDS[request.unit or "us"])
+    for event in read_events(sources.read_texts(path, request.on_bytes), header, faults):
         events.add(event)
     stacks = events.open_events.values()
-    if count := sum(is_label(str(event["name"])) for stack in stacks for event in stack):
+    if count := sum(labels.is_label(str(event["name"])) for stack in stacks for event in stack):
         events.faults["it has no end"] = count
     left_out = request.left_out
     left_out += [LeftOut(f"parts of {path}", why, count) for why, count in faults.items()]
     left_out += [LeftOut(f"slices of {path}", why, n) for why, n in events.faults.items()]
     if not (events.slices or events.export_slices or events.faults):
-        why = f"none of its {events.count:,} events has a label of {', '.join(FRAMEWORKS)}"
+        why = f"none of its {events.count:,} events has a label of {', '.join(labels.FRAMEWORKS)}"
         left_out.append(LeftOut(str(path), f"{why}, as PP:0F1 or forward_step"))
         return [], None
     if events.export_slices:
@@ -364,13 +344,13 @@ def _rank_rows(
     syncs += events.receives
     is_only_process = len(events.slices) == 1
     results = []
-    for process in sorted(events.slices, key=lambda process: name_order(str(process))):
+    for process in sorted(events.slices, key=lambda process: sources.name_order(str(process))):
         process_rank = events.process_ranks.get(process, NONE)
         if is_only_process and rank is not None:
             process_rank = rank
         # drop duplicates: a repeated first op would be read as the start of another step
         rows = Rows.from_slices(process_rank, {*events.slices[process]})
-        rows = rows._replace(marks=number_marks(events.marks), is_cut=is_cut)
+        rows = rows._replace(marks=labels.number_marks(events.marks), is_cut=is_cut)
         rows = rows._replace(world=world if type(world) is int and 0 < world < MAX_COUNT else 0)
         if is_only_process:  # else unknown: an event of the device names no process
             rows = rows._replace(
@@ -383,14 +363,18 @@ def _rank_rows(
     return results
 
 
-READER = Reader(
+READER = sources.Reader(
     form="Chrome trace",
     writers="torch.profiler, XProf, Perfetto; `pipejax run --trace`, `pipejax export`",
     content="labels as below, a file or a process for each rank; or a run of this package",
     can_read=lambda head: (
-        is_json(head)
-        and not is_json_lines(head)
-        and ('"traceEvents"' in head or head.lstrip()[0] == "[" or len(head) >= HEAD_BYTES // 4)
+        sources.is_json(head)
+        and not sources.is_json_lines(head)
+        and (
+            '"traceEvents"' in head
+            or head.lstrip()[0] == "["
+            or len(head) >= sources.HEAD_BYTES // 4
+        )
     ),
     read=read_chrome,
 )
