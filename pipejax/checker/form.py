@@ -278,14 +278,14 @@ def _check_cover(form: Form) -> Iterator[Discrepancy]:
         yield Discrepancy("cells", f"{len(cells)} of a facet and rays in rising order", wrong)
         return
     walls: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for k, (_, *corners) in enumerate(cells):
+    for k, (_, *corners) in enumerate(cells):  # a cell: its facet, then its rays
         side = determinant_sign([rays[ray] for ray in corners])
         if side == 0:
             yield Discrepancy(f"cell {k}", "of full dimension", cells[k], "which is flat")
         for corner in range(len(corners)):
-            # The sign says on which side of the wall the cell lies: it is the sign of the
-            # determinant with the removed corner in front. Moving this corner there changes the
-            # sign `corner` times.
+            # The side of the wall on which the cell lies is the sign of the determinant with the
+            # removed corner first. Each swap with a neighbour changes the sign, and corner k needs
+            # k swaps: 0 1 2 -> 0 2 1 -> 2 0 1.
             walls[(*corners[:corner], *corners[corner + 1 :])].append(side * (-1) ** corner)
     for wall, sides in walls.items():
         borders = range(len(form.domain))

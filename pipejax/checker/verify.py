@@ -286,16 +286,17 @@ def _unused_area(stages: list[PipeStage], limit: float, room: float) -> float:
 
 def list_durations(table: Table, links: Prices, seconds: Prices, may_offload: bool) -> list[float]:
     """List all durations of ops and messages [s], without zeros."""
+    # On links of model "delay", a message is one duration, on others a latency and a transmit time.
     times: list[float] = []
     for letters in (*"FBIWAU", *("OL" if may_offload else "")):
         for time in seconds.get(letters, []):
             times += time if isinstance(time, list) else [time]
-    is_delay = {links["model"], *links["pairs"].values()} == {"delay"}
+    is_delay = {links["model"], *links["pairs"].values()} == {"delay"}  # all pairs of workers
     for direction in (0, 1):
         for pipe, workers in enumerate(table.placement):
             for k in range(table.num_stages - 1):
                 parts = [seconds[key][direction][pipe][k] for key in MESSAGE]
-                count = len(table.pipes) if any(map(depth, parts)) else 1
+                count = table.num_microbatches if any(map(depth, parts)) else 1  # 1: for all
                 for microbatch in range(count if workers[k] != workers[k + 1] else 0):
                     pair = [at_microbatch(part, microbatch) for part in parts]
                     times += [sum(pair)] if is_delay else pair

@@ -32,12 +32,12 @@ def build_for_run(
 def for_times(
     builder: Builder, size: Options, options: Options, price: Callable[[ScheduleTable], Costs]
 ) -> dict[str, Any]:
-    """Return a builder's options, with times if it plans the order of ops from times."""
+    """Return a builder's options, with slots and other times if it plans the order from them."""
     # `size` has the numbers of workers and microbatches; `price` returns the costs [s] of a table.
     if not is_planned(builder, options):
         return dict(options)
     costs = price(similar_table(builder, size, options))
-    # a batch of one configuration
+    # a batch of one configuration, so `plans` yields one pair of its indices and its options
     batch = {name: np.asarray(leaf)[None] for name, leaf in vars(costs).items() if leaf is not None}
     ((_, planned_options),) = plans(builder, options, batch)
     return planned_options
@@ -87,12 +87,13 @@ def plans(
 
 def _in_forwards(times: Float[NumpyArray, "batch times"]) -> Float[NumpyArray, "batch times"]:
     """Divide times by the mean forward (column 0), and round them to the tolerance."""
+    # without forwards, the unit is the longest time; F, B, I and W are at least MIN_SLOT tolerances
     forward = times[:, :1]
     unit = np.where(forward > 0, forward, times.max(axis=1, keepdims=True))
-    tolerances = np.round(times / np.where(unit > 0, unit, 1.0) / TOLERANCE)
-    slots = tolerances[:, : len(LETTERS)]
-    np.maximum(slots, MIN_SLOT, out=slots)
-    return tolerances / round(1 / TOLERANCE)
+    num_tolerances = np.round(times / np.where(unit > 0, unit, 1.0) / TOLERANCE)
+    num_ops = len(LETTERS)
+    num_tolerances[:, :num_ops] = np.maximum(num_tolerances[:, :num_ops], MIN_SLOT)
+    return num_tolerances / round(1 / TOLERANCE)
 
 
 def similar_table(builder: Builder, size: Options, options: Options) -> ScheduleTable:

@@ -177,7 +177,7 @@ def scaled_costs(
 
 
 def _microbatch_factors(factors: Any, costs: Costs) -> Any:
-    """Check the factors of microbatches, and return them as an array (microbatches)."""
+    """Check the factors (microbatches), and return them; arrays that JAX traces have no values."""
     if not is_traced(factors):
         array = as_floats(factors, "scale")
         if array.ndim != 1 or not (np.isfinite(array) & (array >= 0)).all():
@@ -188,8 +188,8 @@ def _microbatch_factors(factors: Any, costs: Costs) -> Any:
         factors = array
     if costs.pair is not None:
         raise ValueError(
-            "pair is what two microbatches take together, whose lengths differ: leave it out, and "
-            "it is the sum of both"
+            "pair is one time of a fused pair for all microbatches, but their lengths differ: "
+            "leave it out, and it is the sum of the forward and the backward"
         )
     return factors
 

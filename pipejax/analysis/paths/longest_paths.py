@@ -148,7 +148,7 @@ class PathRanking:
         return rank < len(self._known_paths(node))
 
     def _push_best_paths(self, node: int) -> None:
-        """Add the longest path over each edge into the node as a candidate, except the best."""
+        """Make the longest path over each edge into the node a candidate, except the very best."""
         best_column = int(self._best_column[node])
         self._candidates[node], self._last_edge[node] = [], (best_column, 0)
         self._path_kinds[node] = {self._known_paths(node)[0].kind}
@@ -167,11 +167,11 @@ class PathRanking:
             heapq.heappush(self._candidates[node], (-length, column, rank))
 
     def _pop(self, node: int) -> bool:
-        """Move the longest candidate to the known paths; return False if its kind is known."""
-        # The kind of the new path is the predecessor's kind plus the numbers of edge and node.
+        """Move the longest candidate to the known paths; return False if they have its kind."""
+        # A candidate is the predecessor's path of this rank (0 is the longest) plus the edge from
+        # it. Its kind encodes how often each cost occurs on the path: the sum over nodes and edges.
         negative_length, column, rank = heapq.heappop(self._candidates[node])
-        self._last_edge[node] = column, rank
-        kind = 0
+        self._last_edge[node], kind = (column, rank), 0
         if self._kinds is not None:
             kind = self._known_paths(self._pred(node, column))[rank].kind
             if node != self._sink:

@@ -403,10 +403,10 @@ def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredW
     """
     check_types(evaluation=(evaluation, Evaluation))
     size = per_stage("sizes", sizes, (evaluation.stages, 0))
-    ops = HeldOps.from_content(evaluation.table, GATHERED)
-    cell = ops.worker, ops.start  # starts are slots here, times [s] below
-    ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
-    parts = HeldParts.from_ledger(ops, GATHERED)
+    # `GATHERED` lists the memory that UNSHARD takes at its start and RESHARD frees at its end
+    ops = HeldOps.from_content(evaluation.table, GATHERED)  # their `start` is still a slot
+    start, end = (times[ops.worker, ops.start] for times in (evaluation.start, evaluation.finish))
+    parts = HeldParts.from_ledger(ops._replace(start=start, end=end), GATHERED)
     return GatheredWeights(*_steps(parts, size[None], evaluation.workers))
 
 

@@ -167,8 +167,8 @@ def op_times(
 def _block_updates(
     table: ScheduleTable, versions: Versions, start: PerCell, finish: PerCell
 ) -> tuple[PerGradient, PerGradient]:
-    """Return for each gradient the number k of its update, and the number j of its model."""
-    # See the module. Updates of all stages are numbered in order of their ends, from 0 in each run.
+    """Return the numbers of each gradient's update, and of the model that its forward reads."""
+    # Updates of all stages are numbered by their ends, from 0 in each run. Model j has j updates.
     tolerance = SAME_MOMENT * float(finish.max())
     updates, runs = table.updates, table.weights.runs
     run = table.cells.microbatch.ravel()[updates] % runs
@@ -191,10 +191,11 @@ def _block_updates(
     for k in range(runs):
         run_ends, in_run = np.sort(ends[run == k]), microbatch_run == k
         newest_model[:, in_run] = np.searchsorted(run_ends, forward_start[:, in_run], side="right")
-    return applied, np.minimum(newest_model, _successors(table, versions, applied))
+    # update k replaces the weights that a forward reads: model k is the newest that has them
+    return applied, np.minimum(newest_model, _replaced_by(table, versions, applied))
 
 
-def _successors(table: ScheduleTable, versions: Versions, applied: PerGradient) -> PerGradient:
+def _replaced_by(table: ScheduleTable, versions: Versions, applied: PerGradient) -> PerGradient:
     """Return the update that replaces the weights of each forward; a huge number if none does."""
     runs, pipe = table.weights.runs, table.pipe_of_microbatch
     stage, microbatch = np.indices(applied.shape)

@@ -355,7 +355,7 @@ def _solve(
     batch: RowBatch, costs: Mapping[str, NumpyArray]
 ) -> tuple[Float[NumpyArray, "batch rows"], dict[str, NumpyArray]]:
     """Return step times (batch, rows) [s], and {field: counts of its costs on critical paths}."""
-    from pipejax.engine.batched.pricing import filled
+    from pipejax.engine.batched.pricing import padded
 
     # Costs and counts are {field: (batch, rows, ...)}.
     counts = {name: np.zeros_like(leaf) for name, leaf in costs.items()}
@@ -371,7 +371,7 @@ def _solve(
         for name, leaf in costs.items():
             row_leaf = leaf[leaf_index(name, leaf)]
             flat_costs[name] = row_leaf.reshape(size, *row_leaf.shape[2:])
-        times, path_counts = _solve_part(program, steps_overlap, filled(flat_costs, size))
+        times, path_counts = _solve_part(program, steps_overlap, padded(flat_costs, size))
         seconds[:, rows] = np.asarray(times)[:size].reshape(shape)
         for name, leaf in counts.items():
             count = np.asarray(path_counts[name])[:size]

@@ -140,7 +140,7 @@ def _view(fit: "pj.results.Calibration") -> Iterator[object]:
 
 
 def _details(fit: "pj.results.Calibration", data: Mapping[str, Any]) -> dict[str, Iterable[object]]:
-    """Return tables of errors and fitted numbers, and lines of outliers, by their titles."""
+    """Return {title: tables of errors or fitted numbers, or lines of text}."""
     parts = {
         "as it was": data["as_is"],
         "without its own row": data["left_out"],

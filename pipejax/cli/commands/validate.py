@@ -117,7 +117,9 @@ def _view(data: Mapping[str, Any], errors: Any) -> Iterator[object]:
 
 
 def _details(data: Mapping[str, Any]) -> dict[str, Iterable[object]]:
-    """Return tables of errors by group and of the worst rows, by their titles."""
+    """Return {title: tables} of errors by group and of the worst rows."""
+    # Rows of the first table are groups, then totals: of all runs; of all configurations, if some
+    # have several runs; or of the user's predictions beside pipejax's own.
     groups = data["groups"] if len(data["groups"]) > 1 else {}
     totals = {"all": data}
     if data["configurations"]["rows"] < data["rows"]:

@@ -59,14 +59,14 @@ class PaperSettings:
 PLANNED_LETTERS = {"c": "transfer", "O": "offload", "L": "load"}
 # where a limit does go, behind the error that a schedule takes none
 MEMORY_LIMITS = "; pipejax optimize searches one that keeps it, show --memory draws it"
-OF_RUNS = ("weight_share",)  # options that say something of a run too, under any schedule
+OF_RUNS = ("weight_share",)  # options of schedules that are options of runs too
 
 
 class TableOptions(NamedTuple):
     """Options of schedules, and edits of their tables."""
 
     options: dict[str, Any]  # of the line, by argument of builders
-    run_options: tuple[str, ...] = ()  # those that the command reads too, under any schedule
+    run_options: tuple[str, ...] = ()  # allowed under any schedule, as the command reads them too
     repair: str | None = None  # known fault of tables, see `read_table`
     edits: tuple[Any, ...] = ()  # of the tables
 
@@ -244,9 +244,9 @@ class SizedSchedule(NamedTuple):
 class ScheduleList(NamedTuple):
     """Schedules that a command compares."""
 
-    options: TableOptions  # of those that are built
-    names: list[str]  # of all, folders unfolded
-    workers: int | None = None  # those of the tables if not given
+    options: TableOptions  # of schedules that are built
+    names: list[str]  # names of schedules and files of tables
+    workers: int | None = None  # option --workers; by default those of the tables
 
     @classmethod
     def read(
@@ -257,7 +257,7 @@ class ScheduleList(NamedTuple):
         workers: int | None = None,
         repair: str | None = None,
     ) -> "ScheduleList":
-        """Read the names of --schedules and the files of --tables, with folders unfolded."""
+        """Read the names of --schedules and the files of --tables, also all files of a folder."""
         if schedules is None and tables is None:
             raise ValueError("--schedules or --tables is missing: as gpipe,1f1b,mine.csv")
         for text in tables or ():
@@ -271,6 +271,7 @@ class ScheduleList(NamedTuple):
             if names.count(name) > 1:
                 option = "--schedules" if tables is None else "--schedules and --tables"
                 raise ValueError(f"{option} names {name} twice")
+        # options that runs have, too, are no error if no schedule has them
         options._replace(run_options=(*options.run_options, *OF_RUNS)).check(names)
         if repair and all(options.builder(name).sizes is None for name in names):
             raise ValueError(f"--repair {repair} has no effect without a table")

@@ -113,16 +113,16 @@ def adapter_ops(
 
 def _adapter(op: LayerOp, model: Model, layout: Layout) -> tuple[LayerOp, ...]:
     """List the ops of a linear layer's LoRA adapter, in the model's own precision."""
-    plain = _all_trained(dataclasses.replace(layout, precision=PRECISIONS[0]))
-    m, n, k = op.shape
-    split_a, split_b = (layout.tensor**power for power in ADAPTED[op.name])
+    adapter_layout = _all_trained(dataclasses.replace(layout, precision=PRECISIONS[0]))
+    m, n, k = op.shape  # tokens, outputs, inputs
+    split_a, split_b = (layout.tensor**power for power in ADAPTED[op.name])  # t, or 1 if whole
     shape_a, shape_b = (k, layout.lora_rank / split_a), (layout.lora_rank, n / split_b)
-    # adding to the layer reads 2 tensors and writes 1: outputs in F, input gradients in I
-    row_bytes, launches = 3 * model.element_bytes * op.batch * m, 1.0 * (op.batch > 0)
+    # F adds the adapter's outputs to the layer's, I its input gradients: 2 tensors read, 1 written
+    token_bytes, launches = 3 * model.element_bytes * op.batch * m, 1.0 * (op.batch > 0)
     return (
-        gemm(op.name, model, plain, shape_a, tokens=m, batch=op.batch),
-        gemm(op.name, model, plain, shape_b, tokens=m, batch=op.batch),
-        memory(op.name, row_bytes * n, row_bytes * k, kernels=(launches, launches)),
+        gemm(op.name, model, adapter_layout, shape_a, tokens=m, batch=op.batch),
+        gemm(op.name, model, adapter_layout, shape_b, tokens=m, batch=op.batch),
+        memory(op.name, token_bytes * n, token_bytes * k, kernels=(launches, launches)),
     )
 
 

@@ -222,7 +222,7 @@ class _Pipeline:
         # fused pairs, in which experts exchange tokens while another microbatch computes
         self.overlaps_experts = not table.grammar.is_usual and self.schedule == COMBINED
         is_supported = table.grammar.is_usual or self.overlaps_experts
-        self.unusual = [] if is_supported else [table.grammar.first_difference]
+        self.unsupported_rules = [] if is_supported else [table.grammar.first_difference]
 
     def order(self, *names: str) -> str:
         """Return the first of these schedules with the table's order; "" if none has it."""
@@ -342,7 +342,7 @@ def _undone_overlaps(pipeline: _Pipeline) -> Options:
 
 
 def _unsupported_orders_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
-    yield from pipeline.unusual
+    yield from pipeline.unsupported_rules
     name = "interleaved-1f1b" if pipeline.stages_per_worker > 1 else "1f1b"
     if pipeline.schedule != COMBINED and not pipeline.order(name):
         yield f"schedule {pipeline.schedule} (1f1b and interleaved-1f1b are there)"
@@ -462,7 +462,7 @@ def _named_placement(pipeline: _Pipeline) -> str | None:
 
 
 def _unsupported_orders_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
-    yield from pipeline.unusual
+    yield from pipeline.unsupported_rules
     if pipeline.has_several_pipes:
         yield "schedules of several pipes"
     elif _named_placement(pipeline) is None:
@@ -609,17 +609,18 @@ def _maxtext(job: _Job) -> Options:
 
 
 def _unsupported_by_maxtext(job: _Job) -> Iterator[str]:
+    """Yield the features of a job that MaxText lacks, in brackets those that it has instead."""
     workload, has_pipeline = job.workload, job.workers > 1
-    yield from job.unusual
+    yield from job.unsupported_rules
     if has_pipeline and not job.order("circular", "gpipe"):
         yield f"schedule {job.schedule} (gpipe and circular are there)"
     if has_pipeline and len({*job.layers.tolist()}) > 1:
         yield "stages with unequal layers"
-    # all stages are copies of one module, which has the layers of Gemma 2 in pairs
+    # all stages are copies of one module; of Gemma 2, it is pairs of layers with and without window
     model, layers = workload.model, int(job.layers[0])
     is_paired = not workload.has_experts and 2 * int(model.windowed_layers) == int(model.layers)
     if has_pipeline and job.layer_kinds > 1 and not (is_paired and layers % 2 == 0):
-        yield f"stages of {layers} layers with and without a window (even ones in turn are there)"
+        yield f"stages of {layers} layers with and without a window (pairs of both are there)"
     if has_pipeline and job.table.num_microbatches % job.workers:
         yield f"{job.table.num_microbatches} microbatches (multiples of {job.workers} are there)"
     if workload.zero == 2 or (workload.zero == 1 and not has_pipeline):

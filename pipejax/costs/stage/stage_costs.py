@@ -140,24 +140,24 @@ def op_seconds(
     layer_seconds = _layer_seconds(work, system, exchanges)
     two_passes = [seconds[APART] for seconds in layer_seconds]
     one_pass = [seconds[ONE_PASS] for seconds in layer_seconds]
-    backward = _input_grad(work, system, one_pass) + _phase(work, system, one_pass, WEIGHT_GRAD)
-    weight_grad = _phase(work, system, two_passes, WEIGHT_GRAD)
+    backward = _input_grad(work, system, one_pass) + _time(work, system, one_pass, WEIGHT_GRAD)
+    weight_grad = _time(work, system, two_passes, WEIGHT_GRAD)
     if work.layers_w_recomputes is not None:  # W recomputes the forward of whole layers
-        weight_grad = weight_grad + _layers(two_passes, FORWARD, work.layers_w_recomputes)
+        weight_grad = weight_grad + _layer_time(two_passes, FORWARD, work.layers_w_recomputes)
     if work.plain_kinds is not None:  # W recomputes parts of layers, as I does
         plain = work._replace(kinds=work.plain_kinds)
         plain_seconds = _layer_seconds(plain, system, _exchanges(plain, system))
         plain_two_passes = [seconds[APART] for seconds in plain_seconds]
         # recomputation: the time of I, less its time without recomputation
-        input_grad = _layers(two_passes, INPUT_GRAD, work.layers)
-        recomputation = input_grad - _layers(plain_two_passes, INPUT_GRAD, work.layers)
+        input_grad = _layer_time(two_passes, INPUT_GRAD, work.layers)
+        recomputation = input_grad - _layer_time(plain_two_passes, INPUT_GRAD, work.layers)
         weight_grad = weight_grad + xp.where(_IS_WEIGHTS, 0.0, recomputation)
     return {
-        "forward": _phase(work, system, two_passes, FORWARD),
+        "forward": _time(work, system, two_passes, FORWARD),
         "backward": backward,
         "input_grad": _input_grad(work, system, two_passes),
         "weight_grad": weight_grad,
-        "recompute": _layers(two_passes, FORWARD, work.layers),
+        "recompute": _layer_time(two_passes, FORWARD, work.layers),
     }
 
 
@@ -172,22 +172,23 @@ def _phase_seconds(
 def _input_grad(work: StageWork, system: System, layer_seconds: Sequence[OneWay]) -> Seconds:
     """Return the time [s] of I (parts, stages), with the forwards that I recomputes."""
     # I gathers split weights once for its own products and for the recomputed forwards.
-    recomputation = _layers(layer_seconds, FORWARD, work.recomputed)
-    input_grad = _phase(work, system, layer_seconds, INPUT_GRAD)
+    recomputation = _layer_time(layer_seconds, FORWARD, work.recomputed)
+    input_grad = _time(work, system, layer_seconds, INPUT_GRAD)
     return input_grad + xp.where(_IS_WEIGHTS, 0.0, recomputation)
 
 
-def _phase(work: StageWork, system: System, layer_seconds: Sequence[OneWay], phase: int) -> Seconds:
-    """Return the time [s] of F, I or W without recomputed layers, as (parts, stages)."""
-    *_, embedding, head = layer_seconds  # the entries before are layers
+def _time(work: StageWork, system: System, layer_seconds: Sequence[OneWay], phase: int) -> Seconds:
+    """Return the time [s] of F, I or W by part of `PARTS`, without recomputation."""
+    # times of a layer of each kind, of embedding and of head, each (parts, phases)
+    *_, embedding, head = layer_seconds
     passes = 0.0 if phase == WEIGHT_GRAD else 1.0  # I and W are one pass of the host
     host = (1 - work.layout.graphs) * host_time(system, microbatches=passes)
-    edges = embedding[:, phase, None] * work.stages.first[None]
-    edges = edges + head[:, phase, None] * work.heads[None]
-    return _layers(layer_seconds, phase, work.layers) + edges + host * _IS_HOST
+    first = embedding[:, phase, None] * work.stages.first[None]  # 0 on all other stages
+    edges = first + head[:, phase, None] * work.heads[None]
+    return _layer_time(layer_seconds, phase, work.layers) + edges + host * _IS_HOST
 
 
-def _layers(layer_seconds: Sequence[OneWay], phase: int, layers: PerKind) -> Seconds:
+def _layer_time(layer_seconds: Sequence[OneWay], phase: int, layers: PerKind) -> Seconds:
     """Return the time [s] of all layers of a stage in one phase, as (parts, stages)."""
     # `layer_seconds` has the times of a layer of each kind, then of embedding and head. `layers`
     # has the number of layers of each kind on every stage.

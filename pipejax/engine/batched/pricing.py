@@ -37,7 +37,7 @@ def batch_length(batch: Tree) -> int:
     return len(jax.tree.leaves(batch)[0])
 
 
-def filled(batch: Tree, size: int) -> Tree:
+def padded(batch: Tree, size: int) -> Tree:
     """Pad a batch to the next of the `SIZES` by repeating its last configuration."""
     rows = np.minimum(np.arange(SIZES[np.searchsorted(SIZES, size)]), size - 1)
     return jax.tree.map(lambda leaf: leaf[rows], batch)

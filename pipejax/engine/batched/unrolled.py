@@ -97,13 +97,15 @@ def _makespans(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Values:
 def _with_counts(
     ops: BinaryOps, rows: CostRows, digits: Digits, pieces: tuple[Array, ...]
 ) -> list[Array]:
-    """Return makespans (batch) [s], then how often (batch) each cost column from 1 is used."""
+    """Return makespans (batch) [s], then counts (batch) of each cost column from 1."""
+    # A count says how often the critical path uses the column. `pieces` hold costs (batch or 1,
+    # columns). A cost row is the sum of a pair of columns, and `digits` pack its uses in words.
     code, size, dtype = _code(ops, rows), max(map(len, pieces)), pieces[0].dtype
 
     def configuration_results(entries: list[Array]) -> list[Array]:
         """Return makespan and counts by cost column, given one configuration's costs."""
-        makespan, second_wins = _forward(code, rows.sums(entries))
-        uses = _uses(_words(code, second_wins, digits), digits, dtype)
+        makespan, second_is_later = _forward(code, rows.sums(entries))
+        uses = _unpack_uses(_pack_uses(code, second_is_later, digits), digits, dtype)
         column_counts = [jnp.zeros((), dtype)] * rows.num_columns
         for row, pair in enumerate(rows.terms.tolist()):
             for column in filter(None, pair):  # column 0 is no cost
@@ -123,7 +125,7 @@ def _code(ops: BinaryOps, rows: CostRows) -> Code:
 
 def _forward(code: Code, cost: list[Array]) -> tuple[Array, dict[int, Array]]:
     """Return the makespan () [s], and {op of two operands: whether the second was later ()}."""
-    values, second_wins = {START: jnp.zeros_like(cost[ZERO_ROW])}, {}
+    values, second_is_later = {START: jnp.zeros_like(cost[ZERO_ROW])}, {}
     for op, (first, second, lag, duration) in enumerate(code):
         if second == NO_OPERAND:
             value = values[first]
@@ -132,10 +134,10 @@ def _forward(code: Code, cost: list[Array]) -> tuple[Array, dict[int, Array]]:
             if first != NO_OPERAND:
                 first_value, second_value = jnp.broadcast_arrays(values[first], value)
                 # cheaper than a maximum that looks for NaN
-                second_wins[op] = second_value > first_value
-                value = jax.lax.select(second_wins[op], second_value, first_value)
+                second_is_later[op] = second_value > first_value
+                value = jax.lax.select(second_is_later[op], second_value, first_value)
         values[op] = _plus(value, duration, cost)
-    return values[len(code) - 1], second_wins
+    return values[len(code) - 1], second_is_later
 
 
 def _plus(value: Array, row: int, cost: list[Array]) -> Array:
@@ -204,8 +206,8 @@ def _row_sums(
     return sums
 
 
-def _words(code: Code, second_wins: dict[int, Array], digits: Digits) -> list[Array]:
-    """Return words; their digits count how often the critical path uses each cost row."""
+def _pack_uses(code: Code, second_is_later: dict[int, Array], digits: Digits) -> list[Array]:
+    """Return words whose digits count how often the critical path uses each cost row."""
     # The words of the path over first operands alone (`base_words`) are known numbers. Each op
     # carries the difference from `base_words`, which changes only if it waits for its second
     # operand.
@@ -217,13 +219,13 @@ def _words(code: Code, second_wins: dict[int, Array], digits: Digits) -> list[Ar
             base, words = base_words[first], differences[first]
         else:
             base, words = base_words[second] + one_use[lag], differences[second]
-        if op in second_wins:
+        if op in second_is_later:
             gaps, base = base - base_words[first], base_words[first]
             second_words = [
                 jax.lax.add(word, gap) if gap else word
                 for word, gap in zip(words, gaps, strict=True)
             ]
-            select = functools.partial(jax.lax.select, second_wins[op])
+            select = functools.partial(jax.lax.select, second_is_later[op])
             words = list(map(select, second_words, differences[first]))
         base_words[op], differences[op] = base + one_use[duration], words
     last = len(code) - 1
@@ -232,8 +234,8 @@ def _words(code: Code, second_wins: dict[int, Array], digits: Digits) -> list[Ar
     return [word + extra for word, extra in zip(differences[last], extra_words, strict=True)]
 
 
-def _uses(words: list[Array], digits: Digits, dtype: np.dtype) -> list[Array]:
-    """Decode digits to the number of uses of each cost row."""
+def _unpack_uses(words: list[Array], digits: Digits, dtype: np.dtype) -> list[Array]:
+    """Decode the digits of words to the number of uses of each cost row."""
     uses = [jnp.array(least, dtype) for least in digits.least.tolist()]
     number = digits.one_use.dtype.type
     for row, (word, value, base) in digits.places.items():

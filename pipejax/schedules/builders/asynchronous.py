@@ -87,8 +87,8 @@ def pipedream_2bw(
 ) -> ScheduleTable:
     """PipeDream with double-buffered weights; each update applies gradients of m microbatches.
 
-    The microbatches of group g read the weights after the update of group g - 2, on all stages
-    alike, so that two versions are enough.
+    The microbatches of group g read the weights after the update of group g - 2, on all stages.
+    So two versions of the weights are enough.
 
     Options:
       num_microbatches: M, over the whole run; the last group may be smaller than the others.
@@ -104,13 +104,13 @@ def pipedream_2bw(
     if accumulation < num_workers:
         raise MismatchError(
             f"accumulation must be at least the number of workers, {num_workers}, got "
-            f"{accumulation}: two weight versions suffice for no longer pipe",
+            f"{accumulation}: for more workers, two weight versions are too few",
             "accumulation",
         )
     microbatch = np.arange(num_microbatches)
     has_update = (microbatch % accumulation == accumulation - 1) | (microbatch == microbatch[-1:])
     last_backward = _last_backwards(num_workers, num_microbatches)
-    weights = WeightRule(lag=1)
+    weights = WeightRule(lag=1)  # one update, of group g - 1, between the read and the own update
     return _table_with_updates("pipedream-2bw", last_backward, slots, has_update, weights)
 
 

@@ -331,7 +331,8 @@ class Content:
         """Yield the list of cells of each worker; much faster than calling `cell` repeatedly."""
         phases = self.grammar.phases
         for worker in range(self.num_workers):
-            ops, partners = (  # phase, stage and microbatch of each slot
+            # (phase, stage, microbatch) of each slot; a partner is the backward of a fused pair
+            ops, partners = (
                 zip(*(field[worker].tolist() for field in cells[:3]), strict=True)
                 for cells in (self.cells, self.partners)
             )

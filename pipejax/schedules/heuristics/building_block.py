@@ -81,8 +81,8 @@ def building_block(work: Work, waits: Waits, interval: float) -> BuildingBlock:
 
 def _microbatch_ops(work: Work, pipe: int, waits: Waits) -> Iterator[tuple[Phase, int, float]]:
     """Yield phase, stage and time since the previous op's end, for each op of a microbatch."""
-    # With two legs, `waits.turns` are t0 between forwards, t1 before the first gradient, and t2
-    # between gradients: forwards enter leg k by turn k - 1, gradients by turn -1 - k.
+    # Stages 0 1 2 3 on workers 0 1 1 0 have the legs 0 1 and 2 3 (`Waits`), and the turns F1 to F2,
+    # F3 to I3, I2 to I1. F enters leg k by turn k - 1, I by turn -1 - k: leg 0 by the last turn.
     row, last = work.placement[pipe], len(work.placement[pipe]) - 1
     legs = number_legs(row)
 

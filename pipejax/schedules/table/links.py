@@ -389,8 +389,8 @@ def find_shared_links(
     receiver: Int[NumpyArray, " uses"],
 ) -> tuple[Matches, Matches]:
     """Find the shared links that each message or all-reduce between two workers occupies."""
-    # Return (indices of messages or all-reduces, which are uses; indices of their groups): with
-    # groups (0-1, 1-0) and (1-0), uses 0-1 and 1-0 give 0 1 1 and 0 0 1.
+    # A use is a message or an all-reduce. Return the indices of use and group of all matches: with
+    # groups (0-1, 1-0) and (1-0), use 0-1 matches group 0, and 1-0 matches both: 0 1 1 and 0 0 1.
     if links.shared_links == PAIRS:
         low, high = np.minimum(sender, receiver), np.maximum(sender, receiver)
         return np.arange(len(sender)), low * num_workers + high
@@ -405,8 +405,8 @@ def find_shared_links(
     group = np.repeat(np.arange(len(groups)), group_sizes)
     order = np.argsort(pair, kind="stable")
     pair, group = pair[order], group[order]
-    # Group members with the pair of a use are neighbours: `count` members from `first` on.
-    #   count 2 0 1: use 0 0 2, step 0 1 0
+    # Sorted members with the pair of a use are neighbours: `count` of them from `first` on. Repeat
+    # each use, and number its repeats from 0: count 2 0 1 gives use 0 0 2 and step 0 1 0.
     used_pair = sender * num_workers + receiver
     first = np.searchsorted(pair, used_pair)
     count = np.searchsorted(pair, used_pair, side="right") - first

@@ -257,16 +257,15 @@ def repairs(run: Candidate) -> Iterator[Candidate]:
 def balance(run: Candidate) -> Iterator[Candidate]:
     """Yield candidates with moved layers, or with even stages if the layers are unknown."""
     times, workload = ComputeTimes.from_run(run.run), run.scenario.source.workload
-    layers: Any = run.layers
-    if workload is not None:
-        layers = assign_layers(workload, run.table).layers
+    layers: Any = run.layers if workload is None else assign_layers(workload, run.table).layers
     if len(layers):
         yield from _move_layers(run, times.stages, np.asarray(layers).astype(int))
         return
-    for what, rules in (("stages", times.even), ("workers", times.even_workers)):
-        if rules:
+    # scaling rules such as compute@stage0*1.5,compute@stage1*0.5; empty if all are equal already
+    for what, factors in (("stages", times.even), ("workers", times.even_workers)):
+        if factors:
             title = f"layers over stages: all {what} take equally long"
-            yield run.scaled(title, [rules], "work can be moved between stages in any amount")
+            yield run.scaled(title, [factors], "work can be moved between stages in any amount")
 
 
 def _move_layers(

@@ -521,15 +521,15 @@ class _Shelves:
 
     def best_builtin_schedule(self) -> Candidate | None:
         """Return the schedule of least memory that saves at least half of the gaps, or None."""
-        # It has the run's number of stages. A table of the user may leave gaps to save memory. So
-        # without a limit, the schedule may need more memory.
+        # It has the run's number of stages, and fits in memory. A table of the user without memory
+        # limit may have gaps to save memory: then a schedule that needs more memory counts, too.
         memory, base = self.memory, self.memory.begin
         step, gaps = base.step_time, base.parts["gaps"]
         may_need_more = memory.limit is None and not isinstance(base.scenario.schedule, str)
         schedules = self.allowed("schedule") if gaps > NEGLIGIBLE * step else []
         faster = [c for c in schedules if c.step_time < step - gaps / 2]
-        orders = [c for c in faster if c.table.num_stages == base.table.num_stages]
-        fitting = [c for c in orders if may_need_more or memory.fits(c)]
+        comparable = [c for c in faster if c.table.num_stages == base.table.num_stages]
+        fitting = [c for c in comparable if may_need_more or memory.fits(c)]
         return min(
             fitting, key=lambda c: (memory.ratio(c), len(c.assumes), c.step_time), default=None
         )

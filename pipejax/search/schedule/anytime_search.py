@@ -243,10 +243,11 @@ class AnytimeSearch:
         self._accept_table(source, to_table(problem, plan, f"optimized {source}"))
 
     def _accept_table(self, source: str, table: ScheduleTable) -> None:
-        """Keep a table within the limits if its objective, planned or measured, is better."""
+        """Keep a table that respects the limits, if it is the best plan or the best table."""
+        # The best plan has the least objective in whole units, the best table in exact seconds.
         self.evaluated += 1
-        slots, shares = self.start_table.slots, self.start_table.stage_shares
-        table = dataclasses.replace(table, slots=slots, stage_shares=shares)
+        start = self.start_table
+        table = dataclasses.replace(table, slots=start.slots, stage_shares=start.stage_shares)
         plan = to_plan(self.problem, table)  # every op starts as early as the rows allow
         value = plan_objective(self.problem, plan)
         if self.plan is None or value < self.value:

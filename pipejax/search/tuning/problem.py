@@ -20,7 +20,7 @@ from pipejax.costs.stage.stage_costs import check_machine, costs_of_microbatch, 
 from pipejax.costs.stage.stage_work import stage_bytes
 from pipejax.costs.system.system import System
 from pipejax.engine.batched.makespans import makespans
-from pipejax.engine.batched.pricing import batch_length, filled, priced_on_host
+from pipejax.engine.batched.pricing import batch_length, padded, priced_on_host
 from pipejax.engine.lowering.lower import lower
 from pipejax.engine.lowering.program import Program, makespan_on_host
 from pipejax.engine.pricing import cost_vector, program_for
@@ -147,6 +147,7 @@ class TuningProblem:
         microbatch_size = self.workload.minibatch / num_microbatches
 
         def price_one(shape: PricingShape, assigned: StageLayers, _: tuple[()]) -> tuple[Any, Any]:
+            """Return costs and memory need; the last parameter, further numbers, is empty here."""
             model = shape.workload.model
             costs = costs_of_shape(shape, model, self.system, assigned, microbatch_size)
             memory = stage_bytes(*shape, assigned, microbatch_size)
@@ -155,8 +156,8 @@ class TuningProblem:
 
         shape = PricingShape(self.workload, table)
         (costs, needs), _ = priced_on_host(price_one, shape, assigned, ())
-        if size > FEW_RUNS:
-            costs = filled(costs, size)
+        if size > FEW_RUNS:  # batches padded to a few sizes need few compilations
+            costs = padded(costs, size)
             times = makespans(program, costs, batch_size=batch_length(costs), unroll=False)
             return np.asarray(times)[:size], np.asarray(needs)[:size]
         times = np.empty(size)

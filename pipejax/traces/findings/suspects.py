@@ -255,9 +255,9 @@ class _MicrobatchTimes(NamedTuple):
 
     def ratio(self, cells: Cells, is_normal: Cells, *, is_stage: bool) -> float | None:
         """Return the mean ratio of times of cells to normal cells; None without normal cells."""
-        # Cells of a stage are compared with normal cells of this stage. With `is_stage`, the cells
-        # belong to a slow stage, and are compared with the median stage. Means are more precise
-        # than the medians that find a suspect.
+        # Cells of a stage are compared with normal cells of this stage; with `is_stage`, cells of a
+        # slow stage with the median stage. Means are more precise than medians, that find suspects.
+        # `logs` has the axes runs, stages and microbatches
         normal = np.ma.masked_array(self.logs, ~is_normal).mean(axis=(0, 2), keepdims=True)
         if is_stage and normal.count():
             normal = np.median(normal.compressed())

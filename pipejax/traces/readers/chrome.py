@@ -24,14 +24,14 @@ BROKEN, EARLY = "events that are not JSON", "it ends early"  # faults of a file 
 _GAP = re.compile(r"[\s,:]*")
 _EVENT_GAP = re.compile(r"[\s,}]*")  # between events; a damaged event may leave a brace
 _EVENT = re.compile(r'\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:')
-_EVENTS = re.compile(r'"traceEvents"\s*:')
-# the decoder's own scanner, a fifth faster than `raw_decode`; its stub does not list it
+_EVENTS_KEY = re.compile(r'"traceEvents"\s*:')
+# (text, start) to (value, its end): the decoder's scanner, a fifth faster than `raw_decode`
 _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # its stub lacks it
 
 Event = dict[str, Any]
 
 
-_DAMAGE = (StopIteration, ValueError, RecursionError)
+_SCAN_ERRORS = (StopIteration, ValueError, RecursionError)  # of `_scan` at damaged text
 
 
 def read_events(
@@ -53,7 +53,7 @@ def read_events(
     if is_list:
         position = yield from _list_events(text, position, faults)
         is_complete = why == EARLY and not text[position:].strip()  # "]" is optional
-    while not is_list:
+    while not is_list:  # the file is an object: read its keys up to the end or a last fault
         position = _skip(_GAP, text, position)
         is_complete = text[position : position + 1] == "}"
         if is_complete or position == len(text):
@@ -65,8 +65,8 @@ def read_events(
                 position = yield from _list_events(text, position + 1, faults)
             else:
                 header[str(key)], position = _scan(text, position)
-        except _DAMAGE:  # skip a damaged value before the events
-            match = _EVENTS.search(text, position + 1)
+        except _SCAN_ERRORS:  # skip a damaged value before the events
+            match = _EVENTS_KEY.search(text, position + 1)
             if match is None:
                 break
             position = match.start()
@@ -86,7 +86,7 @@ def _list_events(text: str, position: int, faults: "Counter[str]") -> Generator[
             return min(position + 1, len(text))
         try:
             value, position = _scan(text, position)
-        except _DAMAGE:
+        except _SCAN_ERRORS:
             match = _EVENT.search(text, position + 1)
             if match is None:
                 return position
