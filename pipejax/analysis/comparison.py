@@ -290,6 +290,7 @@ def compare(
 
 
 def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots: Slots) -> str:
+    """List, as text, differences of the run from its plan that may change its time."""
     reasons = _path_reasons(run)
     phases = {*table.grammar.compute} - {*table.grammar.recomputing}
     times = {
@@ -493,8 +494,7 @@ def _workers(rows: Rows) -> dict[Op, int]:
     workers: dict[Op, int] = {}
     for worker, row in enumerate(rows):
         for op in itertools.chain(*row):
-            key = op._replace(stage=worker) if op.stage == NO_STAGE else op
-            workers[key] = worker
+            workers[op._replace(stage=worker) if op.stage == NO_STAGE else op] = worker
     return workers
 
 

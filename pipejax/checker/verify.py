@@ -66,11 +66,8 @@ def derive_bounds(
 ) -> dict[str, float]:
     """Return {kind of bound: lower bound [s]} for the kinds in `DERIVED` that apply."""
     # the claims say whether they are about a span, which limits hold, and whether ops may offload
-    is_span, limits, may_offload = (
-        claims["objective"] == "span",
-        claims["limits"],
-        claims["offload"],
-    )
+    is_span, limits = claims["objective"] == "span", claims["limits"]
+    may_offload = claims["offload"]
     bounds = {}
     if not is_span:  # a span excludes the time before its first op
         free = NO_LINKS | {"host_links": links["host_links"], "pairs": {}, "has_rendezvous": False}

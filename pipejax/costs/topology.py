@@ -158,8 +158,7 @@ def topology_costs(costs: Costs, table: ScheduleTable, topology: Topology) -> Co
     """
     check_types(costs=(costs, Costs), table=(table, ScheduleTable))
     check_types(topology=(topology, Topology))
-    places = places_on(table, topology.places)
-    return levels_on(costs, table, topology).at(places)
+    return levels_on(costs, table, topology).at(places_on(table, topology.places))
 
 
 def levels_on(costs: Costs, table: ScheduleTable, topology: Topology) -> "PlacedCosts":

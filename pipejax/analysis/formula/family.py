@@ -230,6 +230,7 @@ def _fit_polynomials(bases: list[int], checked: list[int], facets: FacetsByNumbe
 
 
 def _interpolate(numbers: Sequence[int], values: Sequence[Fraction]) -> Polynomial:
+    """Return the coefficients, of M^0 first, of the polynomial with these values at the numbers."""
     # Newton's divided differences, then Horner's rule from the last number to the first:
     # numbers 1, 2 and values 3, 5 have differences 3, 2, so 3 + 2 (M - 1) = 2 M + 1.
     differences = [*values]

@@ -211,9 +211,9 @@ def _lanes(slices: Sequence[_Slice]) -> list[list[_Slice]]:
 def _flows(
     evaluation: Evaluation, slices: Mapping[int, _Slice], messages: Sequence[Sequence[_Slice]]
 ) -> list[Event]:
-    # `slices` is {node: slice of its op}; `messages` has the slices of each message. A flow binds
-    # to the slice that contains its time. Its time is a nanosecond inside the slice, because other
-    # slices may begin and end at the borders.
+    """Return the arrows (flows) of messages; `slices` is {node: slice of its op}."""
+    # `messages` has the slices of each message. A flow binds to the slice that contains its time: a
+    # nanosecond inside the slice, because other slices may begin and end at the borders.
     events, program_messages = [], evaluation.program.messages
     ends = zip(program_messages.producer.tolist(), program_messages.consumer.tolist(), strict=True)
     for number, (producer, consumer) in enumerate(ends):

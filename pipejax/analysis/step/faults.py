@@ -249,6 +249,7 @@ def _share(seconds: float, total: float) -> str:
 
 
 def _stages(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
+    """Yield slow stages; `trial.saves` evaluates the run at times that the rules scale."""
     for stage, ratio in enumerate(against_others(times.stages).tolist()):
         if MIN_SLOW_RATIO < ratio < np.inf:
             rules = f"compute@stage{stage}*{1 / ratio!r}"
@@ -304,7 +305,7 @@ def _place(fault: Fault) -> str:
 
 
 def _joint(trial: FaultRemoved, faults: Sequence[Fault]) -> Iterator[Fault]:
-    # As soon as the first fault is removed, ops wait for the second. So removing one saves little.
+    """Yield one fault for two that hide each other: without the first, ops wait for the second."""
     rules, total = ",".join(fault.rules for fault in faults), trial.run.makespan
     saved, alone = trial.saves(rules), [max(fault.seconds, 0.0) for fault in faults]
     if len(faults) > 1 and saved > HIDING_RATIO * sum(alone) + NEGLIGIBLE * total:
@@ -341,8 +342,7 @@ def message_times(
     for boundary, mean in enumerate(times.mean(axis=(0, 1)).tolist()):
         first, second = sorted(placement[list(edges[boundary])].tolist())
         if first != second:
-            times_by_boundary = times_by_pair.setdefault((first, second), {})
-            times_by_boundary[boundary] = mean
+            times_by_pair.setdefault((first, second), {})[boundary] = mean
     return times_by_pair
 
 

@@ -105,8 +105,8 @@ def _price_row(
     values: Sequence[Number],
     inputs: tuple[StageWork, Setting],
 ) -> Costs:
-    # `shared` is (system, names of its numbers, fields). `values` holds the values of these
-    # numbers, then a factor of layer times for each group of layers.
+    """Return the fields of the costs of `inputs` at other numbers of the system (`names`)."""
+    # `values` holds these numbers, then a factor of layer times for each group of layers.
     (system, names, fields), (work, setting) = shared, inputs
     for name, number in zip(names, values, strict=False):
         system = override_number(system, name, number)

@@ -191,8 +191,7 @@ def list_text(values: float | Sequence[float]) -> str:
 
 def flag_name(name: str) -> str:
     """Return a builder option's flag, such as --weight-share; its bare name if it is free-form."""
-    option = OPTION_NAMES.get(name, name)
-    return name if is_free_form(name) else flag(option)
+    return name if is_free_form(name) else flag(OPTION_NAMES.get(name, name))
 
 
 def is_free_form(name: str) -> bool:

@@ -357,6 +357,7 @@ def _unsupported_orders_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
 
 
 def _unsupported_by_megatron(job: _Job) -> Iterator[str]:
+    """Yield the features of a job that Megatron-LM lacks, in brackets those that it has instead."""
     yield from _unsupported_orders_of_megatron(job)
     workload = job.workload
     if "half_products" in workload.recompute:
@@ -472,6 +473,7 @@ def _unsupported_orders_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
 
 
 def _unsupported_by_torchtitan(job: _Job) -> Iterator[str]:
+    """Yield the features of a job that torchtitan lacks, in brackets those that it has instead."""
     workload = job.workload
     is_parallel = workload.tensor_parallel * job.workers > 1
     if workload.data_parallel > 1 and not workload.zero and is_parallel:
@@ -539,6 +541,7 @@ def _pipeline_module(job: _Job) -> str:
 
 
 def _unsupported_by_deepspeed(job: _Job) -> Iterator[str]:
+    """Yield the features of a job that DeepSpeed lacks, in brackets those that it has instead."""
     workload, has_pipeline = job.workload, job.workers > 1
     if has_pipeline and not job.order("1f1b"):
         yield f"schedule {job.schedule} (1f1b is there)"

@@ -226,6 +226,7 @@ def _message_table(builder: ProgramBuilder, messages: Dependencies, eager: Which
 
 
 def _add_reductions_before_updates(builder: ProgramBuilder) -> None:
+    """Add an all-reduce before each update cell, after the last gradient of the update."""
     table = builder.table
     update, update_index = np.unique(find_versions(table).update_cell, return_inverse=True)
     # cell of the last gradient before each update: the largest of its microbatches' cells

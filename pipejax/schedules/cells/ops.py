@@ -392,8 +392,7 @@ def parse_op(text: str, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1
         allowed = f"slices are 0 to {slices - 1}" if slices > 1 else "the table has no slices"
         raise ValueError(f"{plain!r} is not an op: {allowed}")
     number = int(microbatch) * slices + int(part or 0) if microbatch else NO_MICROBATCH
-    phase = cast(Phase, phases[letters])
-    return Op(phase, int(stage) if stage else NO_STAGE, number)
+    return Op(cast(Phase, phases[letters]), int(stage) if stage else NO_STAGE, number)
 
 
 def parse_cell(text: str, phases: Mapping[str, AnyPhase] = PHASES, slices: int = 1) -> Cell:

@@ -223,8 +223,7 @@ class _ListScheduler:
     def is_due(self, worker: int, microbatch: int) -> bool:
         """Return whether fewer than `due` gradients precede that of an offloaded activation."""
         gradients = self.timeline.done[I][0]  # (stages) numbers of gradients, in microbatch order
-        last_stage = len(gradients) - 1
-        stage = min(worker + 1, last_stage) if self.rules.by_next else worker
+        stage = min(worker + 1, len(gradients) - 1) if self.rules.by_next else worker
         return microbatch - gradients[stage] < self.rules.due
 
     def due_load(self, worker: int) -> Op | None:

@@ -153,6 +153,7 @@ class Timeline:
         return rows
 
     def _op_effects(self, phase: Phase, pipe: int, stage: int) -> _Effects:
+        """Return an op's worker, duration, memory changes, and outputs to other ops."""
         work, workers = self.work, self.work.placement[pipe]  # the worker of each stage
         gradient, last = work.gradient, len(workers) - 1
         outputs = []

@@ -232,8 +232,7 @@ class Links:
         """Return these settings under another link model, without fields it does not use."""
         links = Links(model, pair_links=self.pair_links)
         names = [n for n, o in LINK_OPTIONS.items() if not o.refusal or links.has_effect(n)]
-        values = {name: getattr(self, name) for name in names}
-        return Links(**values | {"model": model})
+        return Links(**{name: getattr(self, name) for name in names} | {"model": model})
 
     @classmethod
     def resolve(cls, link: "str | Links") -> "Links":

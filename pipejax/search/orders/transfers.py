@@ -203,6 +203,7 @@ def priority_order(
                 ready_nodes += finish(node, ready[node] + duration[node])
 
     def finish(node: int, end: float) -> list[int]:
+        """End a node; return its successors that then have all inputs."""
         ready_nodes = []
         for successor in waits.successors[node]:
             if end > ready[successor]:

@@ -167,14 +167,14 @@ def stage_work_function(
     op_weights = counts[:, 1 : layout.first_pair].reshape(len(counts), len(TIMED), *layout.op_shape)
 
     def stage_work(costs: Costs) -> Float[NumpyArray, " stages"]:
-        total = np.zeros((len(counts), layout.num_stages))
+        total = np.zeros((len(counts), layout.num_stages))  # (workers, stages)
         for k, phase in enumerate(TIMED):
             seconds = getattr(costs, PHASE_FIELDS[phase.name])
             if seconds is not None:
                 if np.ndim(seconds) < 2:
                     seconds = np.broadcast_to(seconds, layout.num_stages)[:, None]
-                total += (op_weights[:, k] * seconds).sum(axis=-1)
-        return total.max(axis=0)
+                total += (op_weights[:, k] * seconds).sum(axis=-1)  # over microbatches
+        return total.max(axis=0)  # on the worker with most work of the stage
 
     return stage_work
 

@@ -118,8 +118,7 @@ class SplitSearch:
             mtp = [0] * (num_stages - 1) + [int(model.mtp_layers)]
             self.run(PipelineLayout.with_layers(layers, mtp))
         self._prepare()
-        relaxed_shares = self._relax(deadlines["relaxation"])
-        self._improve(relaxed_shares, deadlines["local search"])
+        self._improve(self._relax(deadlines["relaxation"]), deadlines["local search"])
         self._solve_exactly(start_time + seconds)
         if self.is_optimal:
             return "optimal"
@@ -229,7 +228,7 @@ class SplitSearch:
     def _faster_neighbour(
         self, point: Point, step_time: float, deadline: float
     ) -> tuple[Point, float] | None:
-        # Neighbours run in the order of their lower bounds, while the bound is below the step time.
+        """Return the first faster neighbour and its step time [s], in the order of lower bounds."""
         neighbours = self.splits.neighbours(point)
         bounds, num_cuts = np.zeros(len(neighbours)), 0
         while len(neighbours) and time.monotonic() < deadline:

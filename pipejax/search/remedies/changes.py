@@ -14,13 +14,7 @@ from pipejax.analysis.step.step_report import WAITS, without_rules
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.checks import MismatchError
 from pipejax.costs.costs import PHASE_FIELDS
-from pipejax.costs.edits import (
-    Edit,
-    Microbatches,
-    RecomputeCells,
-    ScaledTimes,
-    ShardingCells,
-)
+from pipejax.costs.edits import Edit, Microbatches, RecomputeCells, ScaledTimes, ShardingCells
 from pipejax.costs.model.launchers import COMBINED, LAUNCHERS
 from pipejax.costs.model.stack import load_stack
 from pipejax.costs.model.workload import Workload, assign_layers, model_parts, with_stage_layers

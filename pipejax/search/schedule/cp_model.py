@@ -82,6 +82,7 @@ class ScheduleModel:
         return self.model.new_int_var(earliest, self.horizon, name)
 
     def _add_ops(self, stage: int, microbatch: int) -> None:
+        """Add start and end variables of F, I and W, or of B, with their durations and order."""
         problem, model, key = self.problem, self.model, (stage, microbatch)
         pipe, worker = self._pipe(microbatch), self._worker(stage, microbatch)
         # durations [units] of F, I, W and B

@@ -83,7 +83,7 @@ def _free_time(
     """Mark as free all ops that start in a time window, and O and L of their activations."""
     end = int(gradient_end(problem, plan).max())
     window = share * end
-    first = rng.uniform(-window / 3, end - 2 * window / 3)
+    first = rng.uniform(-window / 3, end - 2 * window / 3)  # a third may lie outside the step
     last = first + window
     free = {letter: (start >= first) & (start <= last) for letter, start in plan.starts.items()}
     return free | dict.fromkeys("OL", free["F"] | free["I"] | free["O"] | free["L"])

@@ -268,8 +268,7 @@ def layout_regimes(request: PlanRequest, layouts: Layouts) -> list[Regime]:
     # 0 without experts, 1 with experts inside a node, 2 with experts on several nodes
     crosses_nodes = layouts.expert > float(request.system.gpus_per_node)
     experts = np.where(request.model.moe is None, 0, 1 + crosses_nodes)
-    splits_weights = layouts.zero >= 3
-    columns = zip(splits_weights.tolist(), experts.tolist(), strict=True)
+    columns = zip((layouts.zero >= 3).tolist(), experts.tolist(), strict=True)  # 3: split weights
     return [Regime(split, expert, bits) for split, expert in columns]
 
 

@@ -635,6 +635,7 @@ def _savings(
 
 
 def _late_launches(replayed: Replay) -> Iterator[Suspect]:
+    """Yield ops that start late in most steps though their inputs are there."""
     pipelines, odd = replayed.pipelines, [*odd_steps(replayed.pipelines)]
     trace, late = pipelines.trace, np.broadcast_to(pipelines.late_launches, len(pipelines.trace))
     num_steps = len({run.step for run in pipelines.pipelines} - {*odd})

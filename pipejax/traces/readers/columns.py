@@ -336,8 +336,7 @@ def find_roles(path: Path, header: Sequence[str], request: Request) -> Roles:
                 f"columns: {role}", f"must be one of {', '.join(header)} in {path}, got {name!r}"
             )
         # the recorder of the public jobs counts seconds
-        unit = request.unit or _split_unit(name)[1] or ("s" if is_public else None)
-        roles[role] = name, unit
+        roles[role] = name, request.unit or _split_unit(name)[1] or ("s" if is_public else None)
     if "replica" in roles and roles.get("worker", ("",))[0].casefold() == "rank":
         roles.pop("worker")  # it counts the ranks of all replicas
     missing = [role for role in ("phase", "start") if role not in roles]

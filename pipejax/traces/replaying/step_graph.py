@@ -122,7 +122,7 @@ def step_graph(
 def _add_pipeline(
     builder: _GraphBuilder, table: ScheduleTable, program: Program, replica: int
 ) -> list[Row]:
-    # `node` maps nodes of the replica's program to nodes of the graph of all replicas.
+    """Add the nodes and edges of a replica's program; return the nodes of each worker's row."""
     op = node_ops(program, table)
     is_message = np.isin(program.phase, TRANSFERS)
     link = np.where(is_message, _cost_links(program, np.asarray(program.duration_index)), NONE)
