@@ -290,7 +290,7 @@ def compare(
 
 
 def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots: Slots) -> str:
-    """List, as text, differences of the run from its plan that may change its time."""
+    """Say why the bubble ratio of a run differs from that of its table."""
     reasons = _path_reasons(run)
     phases = {*table.grammar.compute} - {*table.grammar.recomputing}
     times = {

@@ -258,7 +258,7 @@ def _price(job: _PipelineJob, work: StageWork, systems: System, sweep: Sweep) ->
 
 
 def _run(job: _PipelineJob, priced: PricedSystems, sweep: Sweep) -> Values:
-    # Systems that send the same messages eagerly share a program.
+    """Return {output: results (systems, ..)}; systems with equal eager messages share a program."""
     size = _num_systems(priced.systems)
     results: Values = {}
     for program, rows in programs_of_batch(job.table, job.links, priced.costs):

@@ -334,7 +334,7 @@ def _kinds(program: Program, counts_by_cost: Int[NumpyArray, "costs names"]) -> 
 def _message_texts(
     program: Program, text: Callable[[Cell], str]
 ) -> dict[int | tuple[int, int, int], str]:
-    # An edge is (producer, consumer, index of its lag in the cost vector).
+    """Return {node, or edge (producer, consumer, lag's cost position): text of its message}."""
     messages = program.messages
     columns = (messages.carrier, messages.producer, messages.consumer, messages.lag_index)
     rows = zip(*(column.tolist() for column in columns), strict=True)

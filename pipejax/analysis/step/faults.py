@@ -347,7 +347,7 @@ def message_times(
 
 
 def _longest_wait(run: Evaluation) -> str:
-    # The text is empty if the link model has no queues.
+    """Say which transfer waits longest, and behind which; empty without queues."""
     try:
         longest = transfer_waits(run).transfers[0]
     except ValueError:  # other link models have no such queues

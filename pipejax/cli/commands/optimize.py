@@ -185,8 +185,7 @@ def _read_problem(run: OptimizedRun, limit: MemoryLimit) -> "tuple[pj.Scenario, 
     room = limit.room(table, activations, scenario.workload)
     # a model always has times of O and L, also where activations do not go to the host
     offloads = has_host_times(costs) if scenario.workload is None else table.offloads
-    may_offload = scenario.find_edit(HostTimes) is not None or offloads
-    return scenario, room, may_offload
+    return scenario, room, scenario.find_edit(HostTimes) is not None or offloads
 
 
 def _check_links(link: pj.Links) -> None:

@@ -40,8 +40,7 @@ def model_placements(workload: Workload, system: System, table: ScheduleTable) -
     }
     shared_costs = []
     for copies_share, ends_share in np.ndindex(2, 2):  # 1 if copies, or ends, share a node
-        last_place = 0.0 if ends_share else FAR
-        nearest = np.where(work.stages.last > 0, last_place, 0.0)
+        nearest = np.where(work.stages.last > 0, 0.0 if ends_share else FAR, 0.0)
         farthest = nearest if copies_share else nearest + 2 * FAR
         stages = work.stages._replace(nearest=nearest, farthest=farthest)
         shared_costs.append(_work_costs(work._replace(stages=stages), system, in_order, table))

@@ -247,8 +247,7 @@ def spread_rows(
     arrays = []  # (ops, 1 or 2, 3)
     for row in rows:
         array = np.asarray(row, np.int32)
-        num_members = 2 if array.ndim == 3 else 1
-        arrays.append(array.reshape(len(array), num_members, 3))
+        arrays.append(array.reshape(len(array), 2 if array.ndim == 3 else 1, 3))
     lengths = [len(row) for row in arrays]
     is_op = np.arange(max(lengths)) < np.array(lengths)[:, None]  # (workers, slots)
     cells, partners = empty_cells(is_op.shape), empty_cells(is_op.shape)

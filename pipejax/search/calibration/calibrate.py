@@ -396,8 +396,8 @@ def _result(
     comparison: tuple[NumpyArray, "_FitChoice | None"],
     seconds: float,
 ) -> Calibration:
-    # A residual is log(predicted / measured). `fold_residual[k]` has the residuals of all rows in
-    # the fit without the rows of fold k. `best` is the index of the best start.
+    """Return the result of a fit; a residual is log(predicted / measured)."""
+    # `fold_residual[k]`: all rows in the fit without those of fold k. `best`: index of a start.
     rows, residual, noise = problem.rows, minimum.residual[best], float(minimum.noise[best])
     predicted = rows.seconds * np.exp(residual)
     values = problem.parameters.values(minimum.point)

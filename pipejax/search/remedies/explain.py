@@ -613,6 +613,7 @@ class _Shelves:
         return [*others, end_fault._replace(seconds=max(end_fault.seconds, saved))]
 
     def combine(self, has_options: bool) -> Remedy | None:
+        """Return the best combination of changes, applied in one of several orders of kinds."""
         # If memory rules out good changes, another order of kinds starts with smaller microbatches.
         memory = self.memory
         orders: list[tuple[str, ...]] = [COMBINED]

@@ -275,6 +275,7 @@ class ScheduleModel:
         return bool((later_pipes != self._pipe(microbatch)).all())
 
     def _add_all_reduces(self) -> None:
+        """Add all-reduces after all gradients of a stage; those of a worker do not overlap."""
         problem, model = self.problem, self.model
         intervals_by_worker: dict[int, list[Interval]] = {}
         for stage, duration in enumerate(problem.all_reduce.tolist()):

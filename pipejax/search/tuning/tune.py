@@ -271,6 +271,7 @@ def _choose_method(joint: JointProblem) -> tuple[str, str]:
 
 
 def _tune_size(joint: JointProblem, tell: Callable[[BestSetting], object]) -> BestSetting:
+    """Evaluate all microbatch sizes; call `tell` with the best setting so far."""
     workload, system = joint.problem.workload, joint.problem.system
     plain, sizes = plain_settings(joint), list[dict[str, Any]]()
     best: BestSetting | None = None

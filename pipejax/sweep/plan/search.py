@@ -85,6 +85,7 @@ def _price_layout(
 
 
 def _layout_numbers(request: PlanRequest, layouts: Layouts) -> Layout:
+    """Return one `Layout` whose numbers are arrays (layouts)."""
     first = layout_workload(request, layouts, 0).layout(_short_table(request, layouts, 0), 1.0)
     names = ("tensor", "context", "expert", "expert_tensor", "data", "pipeline", "zero")
     columns = {name: getattr(layouts, name).astype(float) for name in names}

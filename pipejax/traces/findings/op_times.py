@@ -179,8 +179,7 @@ def _message_times(replayed: Replay, pipeline: Pipeline | None) -> LinkTimes:
     scales = np.broadcast_to(replayed.pipelines.link_scales, (len(runs), len(times)))
     if pipeline is None:
         return times * scales[(scales @ times).argmax()]
-    steps_and_replicas = [run[:2] for run in runs]
-    return times * scales[steps_and_replicas.index(pipeline[:2])]
+    return times * scales[[run[:2] for run in runs].index(pipeline[:2])]  # by step and replica
 
 
 def cost_fields(ops: PipelineOps, shape: tuple[int, ...]) -> dict[str, NumpyArray]:
