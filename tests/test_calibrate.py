@@ -234,8 +234,6 @@ def test_every_prior_is_of_a_number():
 @pytest.mark.parametrize("name", sorted(PRIORS))
 def test_a_number_is_put_where_it_is_read(plain_a100, name):
     value = 1.25 if name == "kernels.sharpness" else 0.25
-    if name.endswith("latency"):
-        value = 2**-18  # 4 us; a quarter of a second warns
     assert system_number(plain_a100.with_number(name, value), name) == value
 
 

@@ -228,7 +228,7 @@ class System(FloatFields):
         """
         changed: System = with_number(self, name, value)
         if not is_traced(value):
-            _warn_of_unusual_numbers(changed, "with_number", [name], FAR_IN_STUDIES)
+            _warn_of_unusual_numbers(changed, "with_number", {name} & {*OF_SHEETS}, FAR_IN_STUDIES)
         return changed
 
     def reached(self, peers: Number) -> Number:
@@ -297,7 +297,7 @@ def load_system(name: str | Path) -> System:
     if system.memory_reserve >= system.memory_capacity:
         raise ValueError(f"{where}: memory: reserve must be less than capacity")
     if isinstance(name, Path) or name not in system_names():
-        _warn_of_unusual_numbers(system, where, OF_SHEETS)
+        _warn_of_unusual_numbers(system, where, (*OF_SHEETS, *LATENCIES))
     return system
 
 
@@ -337,9 +337,10 @@ def _system(values: Mapping[str, Any]) -> System:
 
 FAR = 30.0  # factor outside the range of built-in systems at which a unit is probably wrong
 FAR_IN_STUDIES = 500.0  # the same factor for studies, whose numbers may leave that range
+LATENCIES = ("node.latency", "network.latency")  # studies vary these by any factor
 OF_SHEETS = (
     *("compute.peak", "memory.bandwidth", "memory.capacity"),
-    *("node.bandwidth", "network.bandwidth", "node.latency", "network.latency"),
+    *("node.bandwidth", "network.bandwidth"),
 )
 
 
@@ -354,7 +355,7 @@ def _warn_of_unusual_numbers(
     system: System, where: str, names: Iterable[str], far: float = FAR
 ) -> None:
     """Warn about numbers far outside the range of built-in systems, whose unit may be wrong."""
-    for name in {*OF_SHEETS}.intersection(names):
+    for name in names:
         values, (low, high) = np.asarray(system_number(system, name)), _built_in_range(name)
         # a latency may be left out as 0
         above, below = values.max() / high, low / values.min(where=values > 0, initial=high)
