@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from daily import with_cases
 
 import pipejax as pj
 from pipejax.analysis.step.step_time import StepTimes
@@ -275,15 +276,13 @@ def test_ops_that_spread_count_less(a100, tmp_path):
     assert pulled.parameters["compute.efficiency"].value < 0.95 * share
 
 
-@pytest.mark.parametrize(
-    ("cells", "message"),
-    [
-        ("X,0,1,", "op must be one of .*, got 'X'"),
-        ("F,4,1,", "stage must be at most 3, got 4"),
-        ("step,1,1,", "stage is of an op, got stage 1 of a step"),
-        ("F,0,0,", "n must be a whole number of at least 1, got 0"),
-        ("F,0,1,-1", "spread must be a number above 0, got '-1'"),
-    ],
+@with_cases(
+    "cells message",
+    ("X,0,1,", "op must be one of .*, got 'X'"),
+    ("F,4,1,", "stage must be at most 3, got 4"),
+    ("step,1,1,", "stage is of an op, got stage 1 of a step"),
+    ("F,0,0,", "n must be a whole number of at least 1, got 0"),
+    ("F,0,1,-1", "spread must be a number above 0, got '-1'"),
 )
 def test_mistakes_are_named(cells, message, tmp_path):
     lines = [("gpt-22b", 8, 4, 1, cells, 0.1, 8)]

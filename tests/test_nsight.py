@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from daily import with_cases
 from nsight_files import COPY_TO_DEVICE, Kernel, Process, Range, run_processes, write_export
 
 import pipejax as pj
@@ -256,12 +257,10 @@ def test_a_planted_clock_is_recovered_from_collectives(lead, groups, binary, tmp
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 
 
-@pytest.mark.parametrize(
-    ("name", "jitter", "expected"),
-    [
-        (SEND_RECV, 0.002, "clock of rank1.sqlite: 0.000 ms behind, corrected: 12 collectives"),
-        (GROUP, 4.0, "clock of rank1.sqlite: as recorded; no collective matches it"),
-    ],
+@with_cases(
+    "name jitter expected",
+    (SEND_RECV, 0.002, "clock of rank1.sqlite: 0.000 ms behind, corrected: 12 collectives"),
+    (GROUP, 4.0, "clock of rank1.sqlite: as recorded; no collective matches it"),
 )
 def test_collectives_that_do_not_end_together_move_no_clock(name, jitter, expected, tmp_path):
     run = evaluated("1f1b", 2, 6)
@@ -369,17 +368,15 @@ def test_older_and_newer_schemas_are_read(variant, tmp_path):
     assert sorted(recorded(read(tmp_path), 0)) == sorted(planted(run))
 
 
-@pytest.mark.parametrize(
-    ("lacks", "expected"),
-    [
-        (("CUPTI_ACTIVITY_KIND_RUNTIME",), "lacks CUPTI_ACTIVITY_KIND_RUNTIME; write nsys profile"),
-        ((KERNELS,), f"lacks {KERNELS}; write nsys profile"),
-        (("NVTX_EVENTS",), "lacks NVTX_EVENTS; write nsys profile --trace=cuda,nvtx"),
-        (
-            ("NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", KERNELS),
-            "it is no sound export: Nsight Systems writes tables as NVTX_EVENTS",
-        ),
-    ],
+@with_cases(
+    "lacks expected",
+    (("CUPTI_ACTIVITY_KIND_RUNTIME",), "lacks CUPTI_ACTIVITY_KIND_RUNTIME; write nsys profile"),
+    ((KERNELS,), f"lacks {KERNELS}; write nsys profile"),
+    (("NVTX_EVENTS",), "lacks NVTX_EVENTS; write nsys profile --trace=cuda,nvtx"),
+    (
+        ("NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", KERNELS),
+        "it is no sound export: Nsight Systems writes tables as NVTX_EVENTS",
+    ),
 )
 def test_what_was_not_traced_is_named_with_the_flag_that_records_it(lacks, expected, tmp_path):
     processes = run_processes(evaluated("1f1b", 2, 4), pytorch)
@@ -407,14 +404,12 @@ def test_a_start_that_is_no_number_is_not_stated(value, tmp_path):
     assert any("no file states when its clock began" in note for note in trace.inferred)
 
 
-@pytest.mark.parametrize(
-    ("change_of_one", "why"),
-    [
-        ("end = start - 1000", "no duration of at least 0"),
-        ("start = end + 1", "no duration of at least 0"),
-        ("correlationId = NULL", "no recorded call launched them"),
-        ("correlationId = 999", "no recorded call launched them"),
-    ],
+@with_cases(
+    "change_of_one why",
+    ("end = start - 1000", "no duration of at least 0"),
+    ("start = end + 1", "no duration of at least 0"),
+    ("correlationId = NULL", "no recorded call launched them"),
+    ("correlationId = 999", "no recorded call launched them"),
 )
 def test_kernels_that_time_no_op_are_counted(change_of_one, why, tmp_path):
     run = evaluated("1f1b", 2, 4)
@@ -428,9 +423,7 @@ def test_kernels_that_time_no_op_are_counted(change_of_one, why, tmp_path):
     assert any(why in entry.why for entry in trace.left_out)
 
 
-@pytest.mark.parametrize(
-    "label", [ranked, lambda worker, *op: f"rank {worker} {bare(worker, *op)}"]
-)
+@with_cases("label", ranked, lambda worker, *op: f"rank {worker} {bare(worker, *op)}")
 @pytest.mark.parametrize("thread", [0, 1])
 def test_ranks_of_one_process_are_refused(thread, label, tmp_path):
     first, second = run_processes(evaluated("1f1b", 2, 4), label)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from daily import with_cases
 
 import pipejax as pj
 from pipejax.costs.stage.exchanges import hidden_buckets, hidden_ring
@@ -116,9 +117,7 @@ def test_slopes_are_finite_differences():
                 assert float(slope) == pytest.approx(float(rise) / 2e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("dispatcher", "measured"), [("per-node", (24.714, 20.992)), ("all-to-all", (41.25, 31.31))]
-)
+@with_cases("dispatcher measured", ("per-node", (24.714, 20.992)), ("all-to-all", (41.25, 31.31)))
 def test_hiding_the_exchange_of_experts_pays_as_it_was_measured(dispatcher, measured):
     """Qwen3-30B-A3B on 16 H100: Megatron-Bridge, pull requests 5094 and 3862."""
     degrees = {"minibatch": 64, "data_parallel": 16, "expert_parallel": 16, "zero": 1}

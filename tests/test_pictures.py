@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from colorspacious import cspace_convert
+from daily import with_cases
 from grammar_tables import grammar_table
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
@@ -91,9 +92,7 @@ def test_of_several_couples_of_pipes_every_second_one_has_strokes():
     assert name_of_second([table]) == "every second pipe"
 
 
-@pytest.mark.parametrize(
-    ("size", "width"), [("column", 3.33), ("page", 7.0), ("9.5cm", 9.5 / 2.54), (5, 5.0)]
-)
+@with_cases("size width", ("column", 3.33), ("page", 7.0), ("9.5cm", 9.5 / 2.54), (5, 5.0))
 def test_sizes(chimera, size, width):
     assert pj.plot(chimera, size=size).get_figwidth() == pytest.approx(width)
 
@@ -188,9 +187,7 @@ def test_transfers_have_a_lane_below_the_ops_of_both_workers():
     assert "transfer" in [text.get_text() for text in picture.legends[0].get_texts()]
 
 
-@pytest.mark.parametrize(
-    ("name", "below"), [("braid", ["net"]), ("vocabulary", ["net"]), ("mixed", ["net", "host"])]
-)
+@with_cases("name below", ("braid", ["net"]), ("vocabulary", ["net"]), ("mixed", ["net", "host"]))
 def test_lanes_are_thin_rows_below_their_worker(name, below):
     table, costs = grammar_table(name)
     shown = pj.evaluate(table, costs)

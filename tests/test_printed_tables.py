@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from daily import with_cases
 
 from pipejax.base.data_files import time_unit
 from pipejax.cli.options.line import command_line, config_text, written, written_but
@@ -156,19 +157,17 @@ def test_a_row_without_a_value_has_a_dash():
     assert format_table(rows_table(rows, columns), "csv") == "schedule,times\na,+1\nb,-\nc,-\n\n"
 
 
-@pytest.mark.parametrize(
-    ("write", "values", "texts"),
-    [
-        (seconds, (0.0616, 33.0, 0.0, 0.000999999999), ("61.6 ms", "33 s", "0 s", "1 ms")),
-        (percent, (0.2727, None), ("27.3 %", "-")),
-        (gigabytes, (2.5e9,), ("2.5 GB",)),
-        (time_unit, (0.06, 0.0), ((0.001, "ms"), (1.0, "s"))),
-        (
-            ends_of_path,
-            ([f"0F{k}" for k in range(9)], [f"0F{k}" for k in range(10)]),
-            ("0F0 0F1 0F2 0F3 0F4 0F5 0F6 0F7 0F8", "0F0 0F1 0F2 0F3 .. 0F6 0F7 0F8 0F9"),
-        ),
-    ],
+@with_cases(
+    "write values texts",
+    (seconds, (0.0616, 33.0, 0.0, 0.000999999999), ("61.6 ms", "33 s", "0 s", "1 ms")),
+    (percent, (0.2727, None), ("27.3 %", "-")),
+    (gigabytes, (2.5e9,), ("2.5 GB",)),
+    (time_unit, (0.06, 0.0), ((0.001, "ms"), (1.0, "s"))),
+    (
+        ends_of_path,
+        ([f"0F{k}" for k in range(9)], [f"0F{k}" for k in range(10)]),
+        ("0F0 0F1 0F2 0F3 0F4 0F5 0F6 0F7 0F8", "0F0 0F1 0F2 0F3 .. 0F6 0F7 0F8 0F9"),
+    ),
 )
 def test_numbers_and_paths_are_printed_shortly(write, values, texts):
     assert tuple(map(write, values)) == texts
@@ -199,9 +198,7 @@ def test_a_file_of_options_is_one_of_config():
     assert tomllib.loads(text) == read
 
 
-@pytest.mark.parametrize(
-    ("text", "share"), [("0.1", 0.1), ("10%", 0.1), ("2.5 %", 0.025), ("1", 1)]
-)
+@with_cases("text share", ("0.1", 0.1), ("10%", 0.1), ("2.5 %", 0.025), ("1", 1))
 def test_shares(text, share):
     assert parse_share(text, "--gap") == pytest.approx(share, rel=1e-15)
 

@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from daily import with_cases
 from hypothesis import given, settings, strategies as st
 from legal_sizes import build
 from reference import assert_runs, texts
@@ -51,9 +52,7 @@ def test_earlier_forwards_and_no_recomputation_at_the_last_stage():
             assert result == (m + p - 1) * 3 + max(m - free, 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "limit"), [("1f1b", 4 / 3), ("chimera", 3 / 2), ("interleaved-1f1b", 3 / 2)]
-)
+@with_cases("name limit", ("1f1b", 4 / 3), ("chimera", 3 / 2), ("interleaved-1f1b", 3 / 2))
 def test_what_order_alone_can_save(name, limit):
     """At R = F and B = 2 F: from recomputation within B to none, which no R cell goes below."""
     for p, m in [(4, 4), (4, 8), (8, 8), (8, 32)]:
@@ -382,9 +381,7 @@ def test_zb_v_is_as_good_as_published(record):
 
 
 @pytest.mark.parametrize("record", get_rows("zbv.fig9.", None, "6.2B.m48"))
-@pytest.mark.parametrize(
-    "which", [5, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3, 4, 8, 16))]
-)
+@with_cases("which", 5, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3, 4, 8, 16)))
 @pytest.mark.usefixtures("unchecked")
 def test_zb_v_against_memory(record, which):  # Figure 9: the limit in multiples of p
     setting, published = record["setting"], record["value"]["ZB-V heuristic"]

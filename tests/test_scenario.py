@@ -8,6 +8,7 @@ import shlex
 
 import numpy as np
 import pytest
+from daily import with_cases
 
 import pipejax as pj
 from pipejax.cli.options.catalogue import CATALOGUE, flag
@@ -223,14 +224,12 @@ def test_options_without_a_flag_keep_their_type(value, tmp_path):
     assert read(command_line(scenario)).options == options
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"schedule": pj.ScheduleTable.from_rows([["0F0", "0B0"]])}, "is in no file"),
-        ({"costs": pj.Costs(forward=1.0, backward=2.0)}, "costs are in no file"),
-        ({"edits": (Microbatches(lengths=(1.0, 2.0)),)}, "lengths are in no file"),
-        ({"options": {"depth": [1, 2]}}, "no option has a value with commas"),
-    ],
+@with_cases(
+    "changes message",
+    ({"schedule": pj.ScheduleTable.from_rows([["0F0", "0B0"]])}, "is in no file"),
+    ({"costs": pj.Costs(forward=1.0, backward=2.0)}, "costs are in no file"),
+    ({"edits": (Microbatches(lengths=(1.0, 2.0)),)}, "lengths are in no file"),
+    ({"options": {"depth": [1, 2]}}, "no option has a value with commas"),
 )
 def test_what_comes_from_no_file_has_no_command(changes, message):
     scenario = pj.Scenario("1f1b", 4, 8, costs=GivenTimes({"forward": 1.0, "backward": 2.0}))
@@ -238,12 +237,10 @@ def test_what_comes_from_no_file_has_no_command(changes, message):
         command_line(scenario.replace(**changes))
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"head_precision": "fp8"}, "no option sets head_precision of a workload to 'fp8'"),
-        ({"frozen": True}, "no option sets frozen of a workload to True"),
-    ],
+@with_cases(
+    "fields message",
+    ({"head_precision": "fp8"}, "no option sets head_precision of a workload to 'fp8'"),
+    ({"frozen": True}, "no option sets frozen of a workload to True"),
 )
 def test_a_workload_that_no_option_sets_has_no_command(fields, message):
     model, system = pj.load_model("llama3-8b"), pj.load_system("h100")
@@ -298,16 +295,14 @@ def test_edits_apply_in_one_order():
     assert options == {"schedule": "1f1b", "workers": 2, "microbatches": 2, **scaled}
 
 
-@pytest.mark.parametrize(
-    ("options", "needed"),
-    [
-        ("--zero 3", "--data-parallel or --context-parallel"),
-        ("--overlap 0.5", "--data-parallel or --context-parallel"),
-        ("--tensor-overlap 1", "--tensor-parallel"),
-        ("--zero 1 --context-parallel 2", None),
-        ("--overlap 0.5 --data-parallel 2", None),
-        ("--zero 0 --overlap 0", None),
-    ],
+@with_cases(
+    "options needed",
+    ("--zero 3", "--data-parallel or --context-parallel"),
+    ("--overlap 0.5", "--data-parallel or --context-parallel"),
+    ("--tensor-overlap 1", "--tensor-parallel"),
+    ("--zero 1 --context-parallel 2", None),
+    ("--overlap 0.5 --data-parallel 2", None),
+    ("--zero 0 --overlap 0", None),
 )
 def test_options_that_save_nothing_are_named(call, options, needed):
     run = ("evaluate", "-s", "1f1b", "-P", 4, "-M", 8, "-m", "llama3-8b", "-y", "h100")
@@ -321,15 +316,13 @@ def test_options_that_save_nothing_are_named(call, options, needed):
         assert min(np.subtract(shown["memory_bytes"], plain["memory_bytes"])) >= 0
 
 
-@pytest.mark.parametrize(
-    ("workers", "per_node", "fields", "nodes"),
-    [
-        (8, 8, {}, [0] * 8),
-        (8, 4, {}, [0] * 4 + [1] * 4),
-        (8, 4, {"tensor_parallel": 2}, [0, 0, 1, 1, 2, 2, 3, 3]),
-        (4, 4, {"data_parallel": 2}, [0, 0, 1, 1]),  # replicas of a stage are neighbours
-        (4, 4, {"tensor_parallel": 4}, [0, 1, 2, 3]),
-    ],
+@with_cases(
+    "workers per_node fields nodes",
+    (8, 8, {}, [0] * 8),
+    (8, 4, {}, [0] * 4 + [1] * 4),
+    (8, 4, {"tensor_parallel": 2}, [0, 0, 1, 1, 2, 2, 3, 3]),
+    (4, 4, {"data_parallel": 2}, [0, 0, 1, 1]),  # replicas of a stage are neighbours
+    (4, 4, {"tensor_parallel": 4}, [0, 1, 2, 3]),
 )
 def test_nodes_of_places_need_no_price(workers, per_node, fields, nodes):
     system = dataclasses.replace(pj.load_system("a100"), gpus_per_node=per_node)
@@ -345,14 +338,12 @@ def test_nodes_of_places_of_measured_times():
     assert scenario.place_nodes(scenario.table()).tolist() == [0, 0, 0, 1, 1, 1]
 
 
-@pytest.mark.parametrize(
+@with_cases(
     "fields",
-    [
-        {"data_parallel": 4, "zero": 1},
-        {"recompute": "full", "stragglers": ((1, 1.5),)},
-        {"embedding_units": 1, "loss_units": 1, "worker_places": (3, 1, 0, 2)},
-        {"data_parallel": 2, "zero": 3, "overlap": 0.5},
-    ],
+    {"data_parallel": 4, "zero": 1},
+    {"recompute": "full", "stragglers": ((1, 1.5),)},
+    {"embedding_units": 1, "loss_units": 1, "worker_places": (3, 1, 0, 2)},
+    {"data_parallel": 2, "zero": 3, "overlap": 0.5},
 )
 def test_schedules_that_share_prices_have_the_prices_of_their_own_tables(fields):
     """One source prices all schedules; each table alone has the same costs."""

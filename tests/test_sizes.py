@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from daily import with_cases
 
 import pipejax as pj
 from pipejax.base import checks
@@ -219,14 +220,12 @@ def test_pipes_without_a_name_are_read(tmp_path):
     os.close(reader)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"0F0," * 10**4, "stands twice"),
-        (b"x" * 10**7, "field larger"),
-        (b"0F0," + b"," * 10**5, "missing op 0B0"),
-        (b"0F0\n" * 10**3, "0F0 is on worker 0"),
-    ],
+@with_cases(
+    "content message",
+    (b"0F0," * 10**4, "stands twice"),
+    (b"x" * 10**7, "field larger"),
+    (b"0F0," + b"," * 10**5, "missing op 0B0"),
+    (b"0F0\n" * 10**3, "0F0 is on worker 0"),
 )
 def test_wide_and_long_files_are_read_in_linear_time(content, message, tmp_path):
     path = tmp_path / "x.csv"

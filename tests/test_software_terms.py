@@ -6,6 +6,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from daily import with_cases
 from legal_sizes import build
 
 import pipejax as pj
@@ -48,14 +49,13 @@ def test_weights_that_replicas_split_wait_by_the_share_that_is_not_hidden():
     np.testing.assert_allclose(waits, phases(), rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "last"),  # stages of the last gradients
-    [
-        ("1f1b", {}, [0, 1, 2, 3]),
-        ("interleaved-1f1b", {"stages_per_worker": 2}, [0, 1, 2, 3]),
-        ("zb-v", {}, [0, 1, 2, 3]),
-        ("chimera", {}, [0, 1]),  # both pipes end on a worker of stage 0 or 1
-    ],
+@with_cases(
+    "name options last",
+    # stages of the last gradients
+    ("1f1b", {}, [0, 1, 2, 3]),
+    ("interleaved-1f1b", {"stages_per_worker": 2}, [0, 1, 2, 3]),
+    ("zb-v", {}, [0, 1, 2, 3]),
+    ("chimera", {}, [0, 1]),  # both pipes end on a worker of stage 0 or 1
 )
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_the_hosts_time_of_a_step_counts_once_per_worker(name, options, last, replicas):
@@ -137,9 +137,7 @@ def test_kernels_that_start_as_graphs_spare_the_host():
     assert (eager > graphs).all()
 
 
-@pytest.mark.parametrize(
-    ("model", "kind"), [(LLAMA, "dense"), (DEEPSEEK, "dense"), (DEEPSEEK, "moe")]
-)
+@with_cases("model kind", (LLAMA, "dense"), (DEEPSEEK, "dense"), (DEEPSEEK, "moe"))
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_recomputed_adds_its_forward_to_i_and_frees_memory(model, kind, module):
     layout = Layout(microbatch_size=1)
@@ -338,14 +336,12 @@ def test_products_are_in_16_bits_unless_a_precision_is_said(name):
         assert (narrow < plain).any()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "seconds"),
-    [
-        ({}, 7.54),
-        ({"optimizer_offload": 1}, 7.78),
-        ({"attention_precision": "fp8"}, 7.23),
-        ({"head_precision": "fp8"}, 7.41),
-    ],
+@with_cases(
+    "arguments seconds",
+    ({}, 7.54),
+    ({"optimizer_offload": 1}, 7.78),
+    ({"attention_precision": "fp8"}, 7.23),
+    ({"head_precision": "fp8"}, 7.41),
 )
 def test_the_page_says_what_the_terms_are_predicted_to_bring(arguments, seconds):
     """As docs/cost_model.md has it: llama3-70b on 128 H100."""

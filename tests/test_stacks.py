@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from daily import with_cases
 
 import pipejax as pj
 from pipejax.base.progress import Notice
@@ -109,14 +110,12 @@ def calibrated(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    ("settings_text", "overlap"),
-    [
-        ({"stack": "megatron-core-2024"}, 1.0),
-        ({"stack": "megatron-core-2024", "overlap": 0.5}, 0.5),
-        ({"overlap": 1}, 1.0),
-        ({}, 0.0),
-    ],
+@with_cases(
+    "settings_text overlap",
+    ({"stack": "megatron-core-2024"}, 1.0),
+    ({"stack": "megatron-core-2024", "overlap": 0.5}, 0.5),
+    ({"overlap": 1}, 1.0),
+    ({}, 0.0),
 )
 def test_a_calibrated_system_is_used_as_in_its_runs(calibrated, call, settings_text, overlap):
     path = calibrated(**settings_text)

@@ -7,6 +7,7 @@ import shlex
 import numpy as np
 import pytest
 import strategies
+from daily import with_cases
 from hypothesis import given
 
 import pipejax as pj
@@ -83,9 +84,7 @@ def by_op(run):
 
 
 @pytest.mark.parametrize("admission", ["each-stage", "first-stage"])
-@pytest.mark.parametrize(
-    ("stages", "microbatches"), [(1, 3), (2, 1), (4, 3), (3, 9), (4, 12), (7, 21)]
-)
+@with_cases("stages microbatches", (1, 3), (2, 1), (4, 3), (3, 9), (4, 12), (7, 21))
 def test_the_table_is_the_timeline_rule(stages, microbatches, admission):
     updating = build(p=stages, m=microbatches, admission=admission)
     table = without(updating, (pj.Phase.U,))
@@ -128,14 +127,12 @@ def test_delays_of_pipedream(stages):
     assert counts @ np.arange(len(counts)) / counts.sum() == pytest.approx(stale.mean_delay)
 
 
-@pytest.mark.parametrize(
+@with_cases(
     "costs",
-    [
-        None,
-        pj.Costs(forward=1.0, backward=2.0, transmit=0.7),
-        pj.Costs(forward=0.3, backward=0.1),
-        pj.Costs(forward=np.array([1.0, 2.0, 1.5]), backward=2.0, latency=3.0, update=0.2),
-    ],
+    None,
+    pj.Costs(forward=1.0, backward=2.0, transmit=0.7),
+    pj.Costs(forward=0.3, backward=0.1),
+    pj.Costs(forward=np.array([1.0, 2.0, 1.5]), backward=2.0, latency=3.0, update=0.2),
 )
 @pytest.mark.parametrize("link", ["delay", "queued", "rendezvous"])
 def test_delays_are_counts(costs, link):

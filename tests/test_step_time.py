@@ -5,6 +5,7 @@ import shlex
 
 import numpy as np
 import pytest
+from daily import with_cases
 
 import pipejax as pj
 from pipejax.analysis.runs.evaluate import op_counts
@@ -88,9 +89,7 @@ def test_gradients_are_those_of_finite_differences(at, result):
     assert (np.abs(slopes[0] * at).max(axis=0) > 1e-6 * seconds[0].max()).all()
 
 
-@pytest.mark.parametrize(
-    "table", ["megatron_bridge_b200", "megatron_bridge_h100", "unseen/dgxc_moe"]
-)
+@with_cases("table", "megatron_bridge_b200", "megatron_bridge_h100", "unseen/dgxc_moe")
 def test_rows_with_experts_have_slopes_of_finite_differences(table):
     rows = read_rows(DATA / "measured" / f"{table}.csv")
     has_experts = [rows.models[k].moe is not None for k in rows.model]
@@ -181,13 +180,11 @@ def make_run(workload=WORKLOAD, system=SYSTEM, table=None, link="delay"):
     return pj.evaluate(table, pj.stage_costs(workload, system, table), link=link)
 
 
-@pytest.mark.parametrize(
-    ("name", "link", "workload"),
-    [
-        ("1f1b", "delay", WORKLOAD),
-        ("chimera", "rendezvous", WORKLOAD),
-        ("zb-h1", "blocking", ZERO_3),
-    ],
+@with_cases(
+    "name link workload",
+    ("1f1b", "delay", WORKLOAD),
+    ("chimera", "rendezvous", WORKLOAD),
+    ("zb-h1", "blocking", ZERO_3),
 )
 def test_parts_sum_to_the_step(name, link, workload):
     run = make_run(workload, table=built(name), link=link)

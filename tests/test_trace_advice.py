@@ -8,6 +8,7 @@ import shlex
 import numpy as np
 import pytest
 import trace_truth as truth
+from daily import with_cases
 
 import pipejax as pj
 from pipejax.schedules.cells.ops import format_cell
@@ -46,14 +47,12 @@ def launches(trace):
 # Without a stall, a step takes 3 x (4 + 1) = 15 s. Worker 1 runs F0 at 1 s, B0 at 2 s, F1 at 4 s;
 # worker 0 sends F1 at 2 s, so that F1 can start 2 s later, and F2 at 7 s, as worker 1 needs it. No
 # op of worker 1 can start later.
-@pytest.mark.parametrize(
-    ("op", "name", "stall", "cost"),
-    [
-        ((0, "F", 1), "0F1 on worker 0", 3.0, 1.0),
-        ((0, "F", 2), "0F2 on worker 0", 3.0, 3.0),
-        ((1, "B", 2), "1B2 on worker 1", 0.5, 0.5),
-        ((1, "F", 1), "1F1 on worker 1", 8.0, 8.0),
-    ],
+@with_cases(
+    "op name stall cost",
+    ((0, "F", 1), "0F1 on worker 0", 3.0, 1.0),
+    ((0, "F", 2), "0F2 on worker 0", 3.0, 3.0),
+    ((1, "B", 2), "1B2 on worker 1", 0.5, 0.5),
+    ((1, "F", 1), "1F1 on worker 1", 8.0, 8.0),
 )
 def test_a_late_launch_is_named_with_its_cost(op, name, stall, cost):
     analysis, rows = launches(record({op: stall}))
@@ -67,14 +66,12 @@ def test_a_late_launch_is_named_with_its_cost(op, name, stall, cost):
     assert analysis.advice.step_time == pytest.approx(15)
 
 
-@pytest.mark.parametrize(
-    ("stalls", "how", "costs"),
-    [
-        # F2 of worker 0 delays all; of 1 s before B2, which follows it, all is lost
-        ({(0, "F", 2): 3.0, (1, "B", 2): 1.0}, {}, {"0F2 on worker 0": 3, "1B2 on worker 1": 1}),
-        ({(0, "F", 2): 1.0}, {"steps": [0, 1, 2, 4]}, {"0F2 on worker 0": 0.8}),  # the mean
-        ({(0, "F", 2): 3.0}, {"replicas": 2}, {"0F2 on worker 0 of replica 0": 3}),
-    ],
+@with_cases(
+    "stalls how costs",
+    # F2 of worker 0 delays all; of 1 s before B2, which follows it, all is lost
+    ({(0, "F", 2): 3.0, (1, "B", 2): 1.0}, {}, {"0F2 on worker 0": 3, "1B2 on worker 1": 1}),
+    ({(0, "F", 2): 1.0}, {"steps": [0, 1, 2, 4]}, {"0F2 on worker 0": 0.8}),  # the mean
+    ({(0, "F", 2): 3.0}, {"replicas": 2}, {"0F2 on worker 0 of replica 0": 3}),
 )
 def test_late_launches_cost_the_time_that_each_saves(stalls, how, costs):
     analysis, rows = launches(record(stalls, **how))
@@ -167,17 +164,15 @@ def record_slow_worker(name, factors):
 
 # Factors are those of worker 2 in each replica. All stages cost the same, so the stages of a
 # remedy do too.
-@pytest.mark.parametrize(
-    ("name", "factors", "mean_factor"),
-    [
-        ("interleaved-1f1b", [SLOWNESS], SLOWNESS),
-        ("zb-v", [SLOWNESS], SLOWNESS),
-        ("dualpipe-v", [SLOWNESS], SLOWNESS),
-        ("dualpipe", [SLOWNESS], SLOWNESS),  # both stages of two workers are on both
-        ("1f1b", [1.0, SLOWNESS], (1.0 + SLOWNESS) / 2),
-        ("1f1b", [1.0, 1.0, 1.0, 1.4], 1.1),
-        ("interleaved-1f1b", [1.0, SLOWNESS], (1.0 + SLOWNESS) / 2),
-    ],
+@with_cases(
+    "name factors mean_factor",
+    ("interleaved-1f1b", [SLOWNESS], SLOWNESS),
+    ("zb-v", [SLOWNESS], SLOWNESS),
+    ("dualpipe-v", [SLOWNESS], SLOWNESS),
+    ("dualpipe", [SLOWNESS], SLOWNESS),  # both stages of two workers are on both
+    ("1f1b", [1.0, SLOWNESS], (1.0 + SLOWNESS) / 2),
+    ("1f1b", [1.0, 1.0, 1.0, 1.4], 1.1),
+    ("interleaved-1f1b", [1.0, SLOWNESS], (1.0 + SLOWNESS) / 2),
 )
 def test_remedies_leave_a_slow_machine_slow(name, factors, mean_factor, tmp_path, answer):
     """Each promised step is that of the remedy's schedule with the same machine slow."""
@@ -234,14 +229,12 @@ def message_times(workers, ways=(0, 1)):
 
 
 @pytest.mark.parametrize("slow_replica", [0, 1])
-@pytest.mark.parametrize(
-    ("name", "options", "workers", "ways"),
-    [
-        ("1f1b", {}, [0, 1, 2, 3], (0, 1)),
-        ("1f1b", {}, [0, 1, 2, 3], (1,)),
-        ("interleaved-1f1b", {"stages_per_worker": 2}, LOOP, (0, 1)),
-        ("dualpipe-v", {}, V_SHAPE, (0, 1)),
-    ],
+@with_cases(
+    "name options workers ways",
+    ("1f1b", {}, [0, 1, 2, 3], (0, 1)),
+    ("1f1b", {}, [0, 1, 2, 3], (1,)),
+    ("interleaved-1f1b", {"stages_per_worker": 2}, LOOP, (0, 1)),
+    ("dualpipe-v", {}, V_SHAPE, (0, 1)),
 )
 def test_remedies_leave_a_slow_link_of_one_replica_slow(name, options, workers, ways, slow_replica):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
@@ -294,14 +287,12 @@ WHOLE_BACKWARD = RECOMPUTED | {"backward": 15.0}
 SPLIT_BACKWARD = RECOMPUTED | {"input_grad": 8.0, "weight_grad": 7.0}
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "times", "other"),
-    [
-        ("1f1b", {}, WHOLE_BACKWARD, "zb-h1"),
-        ("gpipe", {}, WHOLE_BACKWARD, "zb-h1"),
-        ("interleaved-1f1b", {"stages_per_worker": 2}, WHOLE_BACKWARD, "interleaved-zb"),
-        ("zb-h1", {}, SPLIT_BACKWARD, "1f1b"),
-    ],
+@with_cases(
+    "name options times other",
+    ("1f1b", {}, WHOLE_BACKWARD, "zb-h1"),
+    ("gpipe", {}, WHOLE_BACKWARD, "zb-h1"),
+    ("interleaved-1f1b", {"stages_per_worker": 2}, WHOLE_BACKWARD, "interleaved-zb"),
+    ("zb-h1", {}, SPLIT_BACKWARD, "1f1b"),
 )
 def test_recomputations_of_a_trace_are_ops(name, options, times, other, tmp_path, answer):
     def recomputed(name):

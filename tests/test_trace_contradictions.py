@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import trace_truth as truth
+from daily import with_cases
 
 import pipejax as pj
 
@@ -38,14 +39,12 @@ def reasons(trace):
 DIFFER = "end and duration differ (remove the wrong one)"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "seconds"),
-    [
-        (lambda s: s.step == 1, lambda s: 0.5),
-        (lambda s: s.worker == 0 and s.phase == "F", lambda s: 3 * (s.end - s.start)),
-        (lambda s: s.microbatch == 2, lambda s: s.end - s.start + 0.002),
-        (lambda s: (s.step, s.microbatch, s.phase) == (0, 0, "B"), lambda s: 0.0),
-    ],
+@with_cases(
+    "wrong seconds",
+    (lambda s: s.step == 1, lambda s: 0.5),
+    (lambda s: s.worker == 0 and s.phase == "F", lambda s: 3 * (s.end - s.start)),
+    (lambda s: s.microbatch == 2, lambda s: s.end - s.start + 0.002),
+    (lambda s: (s.step, s.microbatch, s.phase) == (0, 0, "B"), lambda s: 0.0),
     ids=["a step", "a worker", "2 ms longer", "zeros"],
 )
 @pytest.mark.parametrize(("unit", "head"), [("s", "duration_s"), ("ms", "dur_ms"), ("us", "dur")])
@@ -61,15 +60,13 @@ def test_rows_whose_end_and_duration_differ_are_counted(
     assert len(trace) == len(slices) - count
 
 
-@pytest.mark.parametrize(
+@with_cases(
     "seconds",
-    [
-        lambda s: round(s.end - s.start, 3),
-        lambda s: round(s.end - s.start, 4),
-        lambda s: 1.005 * (s.end - s.start),
-        lambda s: float(np.float32(s.end - s.start)),
-        lambda s: np.nan,
-    ],
+    lambda s: round(s.end - s.start, 3),
+    lambda s: round(s.end - s.start, 4),
+    lambda s: 1.005 * (s.end - s.start),
+    lambda s: float(np.float32(s.end - s.start)),
+    lambda s: np.nan,
     ids=["ms", "100 us", "another clock", "32 bits", "no duration"],
 )
 def test_ends_and_durations_that_differ_by_rounding_are_read(seconds, table, tmp_path):
@@ -252,9 +249,7 @@ def test_a_wrong_clock_is_put_right_beside_one_wrong_time(lead, steps, table, tm
 
 
 # steps of 12 ops that begin within one second, as whole seconds or another unit say them
-@pytest.mark.parametrize(
-    "text", ["2025-03-30T01:00:{:02d}", "2025-03-30 01:00:{:02d}+02:00", "17432964{:02d}"]
-)
+@with_cases("text", "2025-03-30T01:00:{:02d}", "2025-03-30 01:00:{:02d}+02:00", "17432964{:02d}")
 def test_times_that_hide_ops_are_refused(text, tmp_path, mistake):
     path = tmp_path / "run.csv"
     lines = ["step,pp,stage,op,mb,start,end"]

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trace_truth as truth
+from daily import with_cases
 
 import pipejax as pj
 from pipejax.traces.clocks import aligned
@@ -140,18 +141,16 @@ def write_ops(path, head, factor=1.0, begin=0.0):
     return path
 
 
-@pytest.mark.parametrize(
-    ("head", "factor", "begin"),
-    [
-        ("start_ms,dur_ms", 1.0, 0.0),
-        ("startMs,durationMs", 1.0, 0.0),
-        ("Start (usec),Dur [usec]", 1e3, 0.0),
-        ("begin_nanos,elapsed_nanos", 1e6, 0.0),
-        ("start,duration", 1e-3, 0.0),  # ops of 18 us or 18 ms, so seconds
-        ("start,duration", 5.0, 0.0),  # ops of 90 ms or 90 s, so milliseconds, 5 times as long
-        ("start,duration", 1.0, 1.75e12),  # milliseconds since 1970
-        ("start,duration", 1e3, 1.75e15),
-    ],
+@with_cases(
+    "head factor begin",
+    ("start_ms,dur_ms", 1.0, 0.0),
+    ("startMs,durationMs", 1.0, 0.0),
+    ("Start (usec),Dur [usec]", 1e3, 0.0),
+    ("begin_nanos,elapsed_nanos", 1e6, 0.0),
+    ("start,duration", 1e-3, 0.0),  # ops of 18 us or 18 ms, so seconds
+    ("start,duration", 5.0, 0.0),  # ops of 90 ms or 90 s, so milliseconds, 5 times as long
+    ("start,duration", 1.0, 1.75e12),  # milliseconds since 1970
+    ("start,duration", 1e3, 1.75e15),
 )
 def test_units_are_stated_by_names_or_by_plausible_times(head, factor, begin, tmp_path):
     trace = read(write_ops(tmp_path / "run", head, factor, begin))
@@ -162,13 +161,11 @@ def test_units_are_stated_by_names_or_by_plausible_times(head, factor, begin, tm
     assert len(notes) == (head == "start,duration")
 
 
-@pytest.mark.parametrize(
-    ("head", "factor", "begin", "why"),
-    [
-        ("start,duration", 1.0, 0.0, "ops take 18 in the median; give .*unit=s or .*unit=ms$"),
-        ("ts,dur", 1e3, 0.0, "ops take 1.8e.04 in the median; give .*unit=ms or .*unit=us$"),
-        ("start,dur_ms", 1.0, 0.0, "states that of duration, not of start"),
-    ],
+@with_cases(
+    "head factor begin why",
+    ("start,duration", 1.0, 0.0, "ops take 18 in the median; give .*unit=s or .*unit=ms$"),
+    ("ts,dur", 1e3, 0.0, "ops take 1.8e.04 in the median; give .*unit=ms or .*unit=us$"),
+    ("start,dur_ms", 1.0, 0.0, "states that of duration, not of start"),
 )
 def test_a_unit_that_nothing_decides_is_asked_for(head, factor, begin, why, tmp_path):
     path = write_ops(tmp_path / "run", head, factor, begin)
@@ -558,15 +555,13 @@ def test_ranks_that_no_file_states_follow_stages(tmp_path):
         assert trace.worker.tolist() == trace.stage.tolist()
 
 
-@pytest.mark.parametrize(
-    ("name", "rank"),
-    [
-        ("step4_rank_2.json", 2),
-        ("pp_rank_1_tp_rank_0.json", None),
-        ("tp_rank_0_rank_7.json", 7),
-        ("rank-3/trace.json", 3),
-        ("pp1.json", None),
-    ],
+@with_cases(
+    "name rank",
+    ("step4_rank_2.json", 2),
+    ("pp_rank_1_tp_rank_0.json", None),
+    ("tp_rank_0_rank_7.json", 7),
+    ("rank-3/trace.json", 3),
+    ("pp1.json", None),
 )
 def test_ranks_on_single_axes_are_no_ranks_of_the_run(name, rank):
     assert file_rank(Path("folder", name)) == rank
@@ -660,16 +655,14 @@ def test_kernels_time_the_ops_that_launched_them(tmp_path):
 NO_DURATION, NO_CALL = "no duration of at least 0", "no recorded call launched them"
 
 
-@pytest.mark.parametrize(
-    ("event", "fault", "why"),
-    [
-        *((1, {"dur": value}, NO_DURATION) for value in (-5, None, float("nan"))),
-        (1, {"ts": "soon"}, NO_DURATION),
-        (1, {"args": {"stream": 7}}, NO_CALL),
-        (1, {"args": {"stream": 7, "correlation": "2"}}, NO_CALL),
-        (0, {"args": {}}, NO_CALL),
-        (0, {"ts": None}, NO_CALL),
-    ],
+@with_cases(
+    "event fault why",
+    *((1, {"dur": value}, NO_DURATION) for value in (-5, None, float("nan"))),
+    (1, {"ts": "soon"}, NO_DURATION),
+    (1, {"args": {"stream": 7}}, NO_CALL),
+    (1, {"args": {"stream": 7, "correlation": "2"}}, NO_CALL),
+    (0, {"args": {}}, NO_CALL),
+    (0, {"ts": None}, NO_CALL),
 )
 def test_kernels_that_time_no_op_are_counted(event, fault, why, tmp_path):
     launched = launching(2, 0.4, 7, 1)

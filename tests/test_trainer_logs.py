@@ -6,6 +6,7 @@ import itertools
 import os
 
 import pytest
+from daily import with_cases
 
 from pipejax.base.progress import Notice
 from pipejax.costs.measured.megatron_log import read_log as read_any_log
@@ -180,14 +181,12 @@ WITH_FIRST = {1: 120, 10: 2048, 20: 2048}
 
 
 # steps of 16 x 8192 / (2048 x 8) = 8 s; a first step of 120 tokens/s is 136.5 s
-@pytest.mark.parametrize(
-    ("lines", "count"),
-    [
-        ([titan(s, WITH_FIRST[s]) for s in (1, 10, 20) for _ in range(4)], 2),
-        ([titan(s, WITH_FIRST[s]) for _ in range(4) for s in (1, 10, 20)], 8),
-        ([titan(s, 120 if s in (1, 11) else 2048) for s in (1, 10, 20, 11, 20, 30)], 4),
-        ([line for s in (1, 10, 20) for line in (titan(s, WITH_FIRST[s]), validation(s))], 2),
-    ],
+@with_cases(
+    "lines count",
+    ([titan(s, WITH_FIRST[s]) for s in (1, 10, 20) for _ in range(4)], 2),
+    ([titan(s, WITH_FIRST[s]) for _ in range(4) for s in (1, 10, 20)], 8),
+    ([titan(s, 120 if s in (1, 11) else 2048) for s in (1, 10, 20, 11, 20, 30)], 4),
+    ([line for s in (1, 10, 20) for line in (titan(s, WITH_FIRST[s]), validation(s))], 2),
     ids=["ranks in turn", "rank by rank", "a restart", "validation between"],
 )
 def test_only_steady_training_steps_count(lines, count, tmp_path, answer):
@@ -241,19 +240,17 @@ def titan_lines(seconds):
     return [titan(s, f) for s, f in enumerate([120, *(2048 * 8 // value for value in seconds)], 1)]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "note"),
-    [
-        ([8] * 30, ""),
-        ([8] * 20 + [16] * 10, "the last 10 of 30 steps take 2 times as long as those before"),
-        ([16] * 5 + [8] * 20, "the last 20 of 25 steps take 0.5 times as long as those before"),
-        ([8] * 12 + [32] + [8] * 12, "1 of 25 steps take up to 32 s, the median is 8 s"),
-        ([8] * 12 + [32] + [8] * 5 + [64] + [8] * 6, "2 of 25 steps take up to 64 s"),
-        ([0.5] * 2 + [8] * 4, "2 of 6 steps take down to 0.5 s, the median is 8 s"),
-        ([4] * 2 + [8] * 2, "4 of 4 steps take down to 4 s, the median is 6 s"),
-        ([4] * 3 + [8] * 3, "6 of 6 steps take down to 4 s, the median is 6 s"),
-        ([4, 8, 4, 8, 4, 8, 4, 8], "8 of 8 steps take down to 4 s, the median is 6 s"),
-    ],
+@with_cases(
+    "seconds note",
+    ([8] * 30, ""),
+    ([8] * 20 + [16] * 10, "the last 10 of 30 steps take 2 times as long as those before"),
+    ([16] * 5 + [8] * 20, "the last 20 of 25 steps take 0.5 times as long as those before"),
+    ([8] * 12 + [32] + [8] * 12, "1 of 25 steps take up to 32 s, the median is 8 s"),
+    ([8] * 12 + [32] + [8] * 5 + [64] + [8] * 6, "2 of 25 steps take up to 64 s"),
+    ([0.5] * 2 + [8] * 4, "2 of 6 steps take down to 0.5 s, the median is 8 s"),
+    ([4] * 2 + [8] * 2, "4 of 4 steps take down to 4 s, the median is 6 s"),
+    ([4] * 3 + [8] * 3, "6 of 6 steps take down to 4 s, the median is 6 s"),
+    ([4, 8, 4, 8, 4, 8, 4, 8], "8 of 8 steps take down to 4 s, the median is 6 s"),
 )
 def test_a_mean_that_hides_slow_steps_says_so(seconds, note, tmp_path, answer):
     lines = "\n".join(titan_lines(seconds))
@@ -286,14 +283,12 @@ CONFIG = "Config param global_batch_size_to_train_on: {}\nConfig param max_targe
 START = "Training starts at step 1, with global batch size {}, sequence length {}, total steps 10\n"
 
 
-@pytest.mark.parametrize(
-    ("form", "start", "first", "second", "why"),
-    [
-        (TITAN, START, (16, 8192), (32, 8192), "16 global_batch and 32 global_batch"),
-        (TITAN, START, (16, 4096), (16, 8192), "4096 sequence and 8192 sequence"),
-        (MAXTEXT, CONFIG, (16, 8), (64, 8), "64 global"),
-        (MAXTEXT, CONFIG, (8, 8), (8, 9), "9 seq"),
-    ],
+@with_cases(
+    "form start first second why",
+    (TITAN, START, (16, 8192), (32, 8192), "16 global_batch and 32 global_batch"),
+    (TITAN, START, (16, 4096), (16, 8192), "4096 sequence and 8192 sequence"),
+    (MAXTEXT, CONFIG, (16, 8), (64, 8), "64 global"),
+    (MAXTEXT, CONFIG, (8, 8), (8, 9), "9 seq"),
 )
 def test_runs_of_several_sizes_are_refused(form, start, first, second, why, tmp_path, mistake):
     lines = "\n".join(form.format(step, "2048") for step in range(1, 4)) + "\n"
@@ -335,12 +330,10 @@ OF_STEPS = ["seconds=1", "n=5", "spread=0.1", "source=ours"]
 SAYS_BATCH = ["Megatron", "NeMo", "DeepSpeed's pipeline engine"]
 
 
-@pytest.mark.parametrize(
-    ("name", "column"),
-    [
-        *itertools.product(["torchtitan", "NeMo", "Megatron"], OF_STEPS),
-        *itertools.product(SAYS_BATCH, [BATCH[1:]]),
-    ],
+@with_cases(
+    "name column",
+    *itertools.product(["torchtitan", "NeMo", "Megatron"], OF_STEPS),
+    *itertools.product(SAYS_BATCH, [BATCH[1:]]),
 )
 def test_columns_of_the_steps_are_not_for_the_user(column, name, tmp_path, mistake):
     path = written(tmp_path / "train.log", name)
@@ -364,13 +357,11 @@ METRICS = "{{'train_runtime': {}80000.0{}, 'train_steps_per_second': {}0.013{}}}
 
 
 @pytest.mark.parametrize("quote", ["", "'"])
-@pytest.mark.parametrize(
-    ("start", "seconds", "is_rounded"),
-    [
-        (f"  {TOTAL}", 80.0, False),
-        (f"{TOTAL}Continuing training from global step 600\n", 200.0, False),
-        ("", 76.9231, True),
-    ],
+@with_cases(
+    "start seconds is_rounded",
+    (f"  {TOTAL}", 80.0, False),
+    (f"{TOTAL}Continuing training from global step 600\n", 200.0, False),
+    ("", 76.9231, True),
 )
 def test_step_times_of_a_whole_run_are_exact(start, seconds, is_rounded, quote, tmp_path, answer):
     block = "***** train metrics *****\n  train_steps_per_second   =      0.013\n"
@@ -394,9 +385,7 @@ def test_a_log_of_two_trainings_is_refused(start, second, tmp_path, answer):
     assert read_log(tmp_path / "b.log", text, COLUMNS + BATCH, answer)[0] in (80.0, 76.9231)
 
 
-@pytest.mark.parametrize(
-    "line", ["train_steps_per_second   =       0.25", '"train_steps_per_second": 0.25,']
-)
+@with_cases("line", "train_steps_per_second   =       0.25", '"train_steps_per_second": 0.25,')
 def test_final_metrics_are_read_as_printed_and_as_saved(line, tmp_path, answer):
     assert read_log(tmp_path / "a.log", line, COLUMNS + BATCH, answer)[0] == 4.0
 
@@ -409,16 +398,15 @@ def test_a_rounded_batch_holds_whole_microbatches(size, batch, tmp_path, answer)
     assert read_log(tmp_path / "a.log", lines, columns, answer)[:2] == (1.25, batch)
 
 
-@pytest.mark.parametrize(
-    ("text", "memory"),
-    [  # Megatron-LM counts in 2^20 bytes, Megatron-Bridge in 10^9
-        ("MB) | allocated: 1000.0 | max allocated: 2000.5 | max reserved: 3000.0", 2097676288),
-        ("GB) | mem-allocated-gigabytes: 63.66 | mem-max-allocated-gigabytes: 153.4", 153.4e9),
-        # 61,234.5 x 2^20
-        ("MB) | allocated: 1,000.0 | max allocated: 61,234.5 | x", 64209027072),
-        ("MB) | allocated: 1000.0 | max allocated: 6.12345E+04 | x", 64209027072),
-        ("MB) | allocated: 1000.0 | max allocated: 61.2345K | x", 64209027072),
-    ],
+@with_cases(
+    "text memory",
+    # Megatron-LM counts in 2^20 bytes, Megatron-Bridge in 10^9
+    ("MB) | allocated: 1000.0 | max allocated: 2000.5 | max reserved: 3000.0", 2097676288),
+    ("GB) | mem-allocated-gigabytes: 63.66 | mem-max-allocated-gigabytes: 153.4", 153.4e9),
+    # 61,234.5 x 2^20
+    ("MB) | allocated: 1,000.0 | max allocated: 61,234.5 | x", 64209027072),
+    ("MB) | allocated: 1000.0 | max allocated: 6.12345E+04 | x", 64209027072),
+    ("MB) | allocated: 1000.0 | max allocated: 61.2345K | x", 64209027072),
 )
 def test_memory_of_a_bare_log_is_that_of_the_fullest_rank(text, memory, tmp_path, answer):
     lines = [BARE.format(step, "4000.0") for step in (1, 2, 3)]
@@ -433,15 +421,13 @@ def test_a_log_in_utf_16_is_read(tmp_path, answer):
     assert read_log(tmp_path / "a.log", lines, COLUMNS, answer, "utf-16")[:2] == (4.0, 64)
 
 
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [
-        *(("Megatron", text) for text in ("4000,5", "4.000,5", "4 000.5", "4_000.5", "4'000.5")),
-        *(("MaxText", text) for text in ("4,05", "8,0", "1,23,456.0", "4.05.1")),
-        *(("torchtitan", text) for text in ("2048,5", "2\u202f048", "2.048G")),
-        ("NeMo", "12,5"),
-        ("Hugging Face's Trainer", "0,25"),
-    ],
+@with_cases(
+    "name number",
+    *(("Megatron", text) for text in ("4000,5", "4.000,5", "4 000.5", "4_000.5", "4'000.5")),
+    *(("MaxText", text) for text in ("4,05", "8,0", "1,23,456.0", "4.05.1")),
+    *(("torchtitan", text) for text in ("2048,5", "2\u202f048", "2.048G")),
+    ("NeMo", "12,5"),
+    ("Hugging Face's Trainer", "0,25"),
 )
 def test_numbers_of_other_languages_are_refused(name, number, tmp_path, mistake):
     text, _, more, *_ = LOGS[name]

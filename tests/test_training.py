@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from daily import with_cases
 
 import pipejax.training as pt
 from pipejax.training.objective import gram
@@ -71,15 +72,13 @@ def table_of_delays(seed=0):
     return np.random.default_rng(seed).integers(0, 9, (S, 4, S)).astype(np.int32)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "delays"),
-    [
-        ({}, 0),
-        ({"delta": 7}, 7),
-        ({"delays": table_of_delays()}, table_of_delays()),
-        ({"delays": table_of_delays()[1]}, np.stack([table_of_delays()[1]] * S)),
-        ({"delta": 7, "batches": "cyclic", "noise": 0.3}, 7),
-    ],
+@with_cases(
+    "arguments delays",
+    ({}, 0),
+    ({"delta": 7}, 7),
+    ({"delays": table_of_delays()}, table_of_delays()),
+    ({"delays": table_of_delays()[1]}, np.stack([table_of_delays()[1]] * S)),
+    ({"delta": 7, "batches": "cyclic", "noise": 0.3}, 7),
     ids=["0", "7", "by stage", "for all", "noise"],
 )
 def test_against_plain_numpy(quadratic, arguments, delays):
@@ -471,13 +470,11 @@ def test_seeds_decide():
     assert not jnp.array_equal(first.features, other.features)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_stages": 2}, "num_stages must be at least 3, got 2"),
-        ({"heads": 3}, "width must be a multiple of heads 3, got 16"),
-        ({"text": "too short"}, "text must have more than 160 characters, got 9"),
-    ],
+@with_cases(
+    "change message",
+    ({"num_stages": 2}, "num_stages must be at least 3, got 2"),
+    ({"heads": 3}, "width must be a multiple of heads 3, got 16"),
+    ({"text": "too short"}, "text must have more than 160 characters, got 9"),
 )
 @pytest.mark.usefixtures("unchecked")
 def test_mistakes_of_a_language_model(change, message):

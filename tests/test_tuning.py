@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from compilations import compilations
+from daily import with_cases
 
 import pipejax as pj
 from pipejax.cli.output.report import SEARCH_FIELDS
@@ -97,13 +98,11 @@ def test_memory_is_a_limit():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "workers", "minibatch", "memory", "message"),
-    [
-        ("1f1b", 4, 64, 2.0, "size fits: the smallest need is .* of 1; the system has 2.0 GB"),
-        ("chimera", 4, 63, 80.0, "no microbatch size is legal for a minibatch of 63: chimera"),
-        ("chimera", 3, 64, 80.0, "even number of workers"),
-    ],
+@with_cases(
+    "name workers minibatch memory message",
+    ("1f1b", 4, 64, 2.0, "size fits: the smallest need is .* of 1; the system has 2.0 GB"),
+    ("chimera", 4, 63, 80.0, "no microbatch size is legal for a minibatch of 63: chimera"),
+    ("chimera", 3, 64, 80.0, "even number of workers"),
 )
 def test_nothing_fits_is_an_error(name, workers, minibatch, memory, message):
     workload = dataclasses.replace(WORKLOAD, minibatch=minibatch)
@@ -228,18 +227,16 @@ def test_only_the_way_that_is_asked_for_is_paid_for(tune, monkeypatch, method):
     assert ("5 settings: up to 200000" in result["reason"]) == (method is None)
 
 
-@pytest.mark.parametrize(
-    ("what", "minibatch", "workers", "method", "reason"),
-    [
-        # divisors of 32: 6; of 4096: 13; choose(47, 3), choose(47, 7), 13^4 ways
-        ("size", 32, 4, "exhaustive", "6 settings: up to 200000"),
-        ("size", 4096, 16, "exhaustive", "13 settings: up to 200000"),
-        ("layers", 32, 4, "exhaustive", "16215 settings: up to 200000"),
-        ("layers", 32, 8, "local", r"6.29e\+07 settings: more than 200000"),
-        ("recompute", 32, 4, "exhaustive", "28561 settings: up to 200000"),
-        ("size,layers", 32, 4, "exhaustive", "97290 settings: up to 1000000"),  # 6 x 16215
-        ("size,layers", 32, 8, "local", r"3.77e\+08 settings: more than 1000000"),
-    ],
+@with_cases(
+    "what minibatch workers method reason",
+    # divisors of 32: 6; of 4096: 13; choose(47, 3), choose(47, 7), 13^4 ways
+    ("size", 32, 4, "exhaustive", "6 settings: up to 200000"),
+    ("size", 4096, 16, "exhaustive", "13 settings: up to 200000"),
+    ("layers", 32, 4, "exhaustive", "16215 settings: up to 200000"),
+    ("layers", 32, 8, "local", r"6.29e\+07 settings: more than 200000"),
+    ("recompute", 32, 4, "exhaustive", "28561 settings: up to 200000"),
+    ("size,layers", 32, 4, "exhaustive", "97290 settings: up to 1000000"),  # 6 x 16215
+    ("size,layers", 32, 8, "local", r"3.77e\+08 settings: more than 1000000"),
 )
 def test_the_number_of_settings_chooses_the_method(what, minibatch, workers, method, reason):
     workload = pj.Workload(pj.load_model("gpt-22b"), minibatch, tensor_parallel=8)
@@ -269,12 +266,10 @@ def test_a_second_call_compiles_nothing():
     assert again.value < first.value
 
 
-@pytest.mark.parametrize(
-    ("what", "more", "keys"),
-    [
-        ("layers", ["--schedule", "interleaved-1f1b"], {"layers", "recomputed"}),
-        pytest.param("recompute", [], {"layers", "recomputed"}, marks=pytest.mark.slow),
-    ],
+@with_cases(
+    "what more keys",
+    ("layers", ["--schedule", "interleaved-1f1b"], {"layers", "recomputed"}),
+    pytest.param("recompute", [], {"layers", "recomputed"}, marks=pytest.mark.slow),
 )
 def test_other_things_to_tune(tune, monkeypatch, what, more, keys):
     run_once(monkeypatch)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from daily import with_cases
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("pipejax", "sweeps", "figures", "benchmarks", "pages", "tests")
@@ -67,16 +68,14 @@ def test_names_are_nouns_and_docstrings_are_sentences(folder):
         assert seen == [], name
 
 
-@pytest.mark.parametrize(
+@with_cases(
     "source",
-    [
-        "found = 1",
-        "def f(rate_of): ...",
-        "[each for each in x]",
-        'def f():\n    """Whether it is so."""',
-        "text = 'a' * bool(x)",
-        "for x in y:\n    raise E",
-    ],
+    "found = 1",
+    "def f(rate_of): ...",
+    "[each for each in x]",
+    'def f():\n    """Whether it is so."""',
+    "text = 'a' * bool(x)",
+    "for x in y:\n    raise E",
 )
 def test_each_fault_is_seen(source):
     assert list(faults(ast.parse(source)))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import compilations
+from daily import with_cases
 from step_flop import step_flop
 
 import pipejax as pj
@@ -86,12 +87,10 @@ def get_everything(model, size, layers):
     return parts | {"stages": stage_parameters(model, layout, stages)}
 
 
-@pytest.mark.parametrize(
+@with_cases(
     "name",
-    [
-        "llama3-405b",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in model_names() if n != "llama3-405b"),
-    ],
+    "llama3-405b",
+    *(pytest.param(n, marks=pytest.mark.slow) for n in model_names() if n != "llama3-405b"),
 )
 def test_whole_numbers_of_a_trace_do_not_wrap_around(name):
     """JAX's default integers have 32 bits, and nothing says so when they overflow."""
@@ -297,14 +296,13 @@ def test_flash_attention_has_nothing_to_drop():
 
 
 @pytest.mark.parametrize("flash", [True, False])
-@pytest.mark.parametrize(
-    ("model", "width", "layout"),  # sum of the heads' widths of queries and of values
-    [
-        ("llama3-70b", 64 * (128 + 128), {}),
-        ("gpt3-175b", 96 * (128 + 128), {"tensor_parallel": 8, "sequence_parallel": True}),
-        ("deepseek-v2", 128 * (192 + 128), {"expert_parallel": 8, "data_parallel": 8}),
-        ("qwen3-30b-a3b", 32 * (128 + 128), {"context_parallel": 2, "recompute_again": True}),
-    ],
+@with_cases(
+    "model width layout",
+    # sum of the heads' widths of queries and of values
+    ("llama3-70b", 64 * (128 + 128), {}),
+    ("gpt3-175b", 96 * (128 + 128), {"tensor_parallel": 8, "sequence_parallel": True}),
+    ("deepseek-v2", 128 * (192 + 128), {"expert_parallel": 8, "data_parallel": 8}),
+    ("qwen3-30b-a3b", 32 * (128 + 128), {"context_parallel": 2, "recompute_again": True}),
 )
 def test_selective_recomputes_core_attention_whatever_its_kernel(model, width, layout, flash):
     """Megatron-LM's attention.py reruns core attention without a look at its kernel."""
@@ -399,13 +397,11 @@ def test_numbers_of_numpy_are_numbers(kind):
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), True, "2"])
-@pytest.mark.parametrize(
-    ("name", "part", "fields", "least"),
-    [
-        ("mixtral-8x7b", "moe", ("experts", "top_k", "expert_hidden"), 1),
-        ("mixtral-8x7b", "moe", ("shared_experts", "dense_layers", "capacity_factor"), 0),
-        ("deepseek-v3", "mla", ("kv_rank", "rope_width", "value_width", "query_rank"), 1),
-    ],
+@with_cases(
+    "name part fields least",
+    ("mixtral-8x7b", "moe", ("experts", "top_k", "expert_hidden"), 1),
+    ("mixtral-8x7b", "moe", ("shared_experts", "dense_layers", "capacity_factor"), 0),
+    ("deepseek-v3", "mla", ("kv_rank", "rope_width", "value_width", "query_rank"), 1),
 )
 @pytest.mark.usefixtures("unchecked")
 def test_sizes_of_experts_and_latent_attention_are_checked_too(name, part, fields, least, value):
@@ -427,16 +423,14 @@ def test_sizes_of_a_model_may_be_numbers_of_numpy(kind):
 
 
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "llama3-8b", "deepseek-v3", "gpt-22b"])
-@pytest.mark.parametrize(
+@with_cases(
     "setting",
-    [
-        {"sequence_parallel": True},
-        {"scatter_gather": True},
-        {"tensor_overlap": 1.0},
-        {"contiguous_context": True},
-        {"zero": 3},
-        {"overlap": 1.0},
-    ],
+    {"sequence_parallel": True},
+    {"scatter_gather": True},
+    {"tensor_overlap": 1.0},
+    {"contiguous_context": True},
+    {"zero": 3},
+    {"overlap": 1.0},
 )
 def test_settings_of_groups_change_no_time_of_a_single_accelerator(model, setting):
     # the eager kernels of this software wait for their host, which starts collectives too
