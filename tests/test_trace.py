@@ -474,7 +474,9 @@ def test_another_run_says_what_got_slower(answer_and_text, folder):
     assert first["name"] == "2"
     assert first["saves"] > 0.9 * (against["step_time"] - against["as_there"])
     assert max(abs(share["saves"]) for share in others) < 0.1 * first["saves"]
-    assert "slower than the other run" in text
+    assert "slower than the other run" in text.splitlines()[0]
+    text = answer_and_text("trace", "then.csv", "--against", "now.csv", "--schedules", "1f1b")[1]
+    assert "faster than the other run" in text.splitlines()[0]
 
 
 def test_a_run_against_itself_saves_nothing(answer, folder):

@@ -97,6 +97,7 @@ def trace_view(
     """Yield the first suspect, its cost and the action; other suspects, remedies and evidence."""
     step, advice = float(analysis.attribution.recorded.mean()), analysis.advice
     finding, rows = analysis.finding, result["remedies"]
+    yield from _other_run(analysis)
     if advice is None:
         yield plain(f"{seconds(step)} per step; no advice: {analysis.no_advice}")
         yield from _notes(analysis, *BY_MARK)
@@ -128,7 +129,6 @@ def trace_view(
     yield from _other_suspects(analysis)
     if finding is not None and advice.bottleneck.seconds > 2 * finding.seconds:
         yield plain(f"also, in the step at mean times: {remedies.first_fault(advice, step)}")
-    yield from _other_run(analysis)
     yield from _deal(analysis)
     yield from _budget(analysis.pipelines.trace.budgets)
     yield _mean_step(analysis, advice, step)
@@ -144,11 +144,11 @@ def _other_run(analysis: "pj.results.Analysis") -> Iterator[object]:
     """Yield the difference from the other run, if there is one, and what explains it."""
     if (shares := analysis.against) is not None:
         other, explained = shares.other or 0.0, float(shares.replayed.mean()) - shares.ideal
-        longer = float(shares.recorded.mean()) - other
-        word = "slower" if longer >= 0 else "faster"
+        step = float(shares.recorded.mean())
+        word, sign = ("slower", 1) if step >= other else ("faster", -1)
         yield plain(
-            f"{seconds(abs(longer))} {word} than the other run ({seconds(other)} per step); "
-            f"times of ops and messages explain {seconds(explained)}"
+            f"{seconds(step)} per step, {seconds(abs(step - other))} {word} than the other run "
+            f"({seconds(other)}); times of ops and messages explain {seconds(sign * explained)}"
         )
 
 
