@@ -395,6 +395,17 @@ def test_a_shelf_shows_its_largest_remedy(answer, answer_and_text, launcher, is_
     assert result["step_time"] - again["makespan"] == pytest.approx(largest["saves"], rel=1e-9)
 
 
+@pytest.mark.parametrize("launcher", ["torchtitan", "DeepSpeed"])
+def test_a_setting_that_a_launcher_lacks_is_not_said_to_need_code(answer_and_text, launcher):
+    line = "explain -s 1f1b -P 1 -M 2 -m llama3-8b -y a100 --minibatch 2 --sequence 32768"
+    run = f"{line} --tensor-parallel 2 --data-parallel 16 --recompute half_products"
+    result, text = answer_and_text(*run.split(), "--launcher", launcher)
+    rows = [row for row in result["remedies"] if row["kind"] == "settings"]
+    lacks = [", ".join(row["launch"][launcher]["lacks"]) for row in rows if not row["launchers"]]
+    assert any(f"; {launcher} lacks {reasons}" in text for reasons in lacks)
+    assert f"no option of {launcher} does it" not in text
+
+
 @pytest.mark.parametrize("name", ["link", "slow link", "slow stage"])
 def test_repairs_come_before_faster_hardware(answer, tmp_path, name):
     # one message of 6.8 in place of 0.9 ms, or all of them long, or one stage slow

@@ -279,6 +279,9 @@ def _means(row: Mapping[str, Any], launcher: str | None) -> str:
     means = f"; set by {_needs(row)}"
     if not row["launchers"]:
         means = f"; no option of {launcher or 'a launcher'} does it: needs {_needs(row)}"
+        lacks = row["launch"].get(launcher, {}).get("lacks")
+        if row["kind"] == "settings" and lacks:  # the options exist, but not for this run
+            means = f"; {launcher} lacks {', '.join(lacks)}"
     if row["kind"] == "layers" and row["what"].endswith("equally long"):
         means = LAYERS_HINT
     return means + (f"; assumes {assumes}" if assumes else "")
