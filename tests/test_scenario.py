@@ -146,8 +146,8 @@ class Draw:
             if launcher == "torchtitan":
                 stack = "torchtitan-2024-eager"
                 model = pj.load_stack(stack).model(model)
-                fields |= {"sequence_parallel": True, "contiguous_context": True}
-                fields |= {"expert_tensor_parallel": 1, "recompute_again": True}
+                fields |= {"sequence_parallel": True, "recompute_again": True}
+                fields["expert_tensor_parallel"] = 1
         workload = pj.Workload(model, self.rng.randint(1, 64), **fields)
         system = pj.load_system("h100")
         system = pj.load_stack(stack).on(system) if stack else system
