@@ -457,28 +457,7 @@ def test_a_large_batch_of_a_long_program_gives_what_its_parts_give():
 
 # several devices and several processes give what one device gives
 TESTS = Path(__file__).parent
-ON_SEVERAL = """
-import jax, numpy as np, pipejax as pj
-jax.config.update("jax_enable_x64", True)
-assert jax.local_device_count() == {devices}
-program = pj.lower(pj.schedules.build("chimera", num_workers=4, num_microbatches=8))
-for size in {sizes}:
-    rng = np.random.default_rng(size)
-    forward, backward = rng.random((2, size, 4))
-    costs = pj.Costs(forward=forward, backward=backward, transmit=rng.random(size), latency=0.1)
-    for temperature in (None, 0.5)[: 1 + (size == 100)]:
-        values, counts = pj.makespans_and_grad(program, costs, temperature=temperature)
-        print(repr([float(np.sum(values)), float(np.sum(counts.backward)),
-                    float(np.sum(counts.transmit[-1])), float(values[-1])]))
-        assert values.shape == (size,) and counts.latency.shape == (size,)
-    for unroll in (False, True)[: 1 + (size > 100)]:
-        again = pj.makespans(program, costs, unroll=unroll)
-        print(float(np.sum(again)))
-        parts = pj.makespans(program, costs, unroll=unroll, max_bytes=100_000)
-        np.testing.assert_allclose(parts, again)
-    if size == 20_001:
-        assert len(again.sharding.device_set) == {devices}
-"""
+ON_SEVERAL = (TESTS / "data" / "program_on_devices.txt").read_text()
 
 
 def run_process(arguments, **environment):

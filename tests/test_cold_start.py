@@ -22,15 +22,9 @@ from pipejax.costs.precision import float_type
 from pipejax.costs.system.parts import Host, NarrowPeaks
 from pipejax.engine import recurrence
 
-COMMANDS = (Path(__file__).parent / "data" / "without_jax.txt").read_text().splitlines()
-ALONE = """
-import sys, json
-sys.modules["jax"] = None  # an import of it fails
-from pipejax.cli.process import defer_jax
-defer_jax()
-from pipejax.cli.app import run
-print(json.dumps([run(line.split()) for line in json.loads(sys.argv[1])]), file=sys.stderr)
-"""
+DATA = Path(__file__).parent / "data"
+COMMANDS = (DATA / "without_jax.txt").read_text().splitlines()
+ALONE = (DATA / "program_without_jax.txt").read_text()
 SIZES = (3, 4, 5, 6)
 
 
@@ -41,21 +35,7 @@ def test_commands_that_compile_nothing_need_no_jax(tmp_path):
     assert dict(zip(COMMANDS, codes, strict=True)) == dict.fromkeys(COMMANDS, 0), done.stderr
 
 
-LATE = """
-import sys
-from pipejax.base import jax_on_demand
-if "{deferred}":
-    jax_on_demand.defer()
-import pipejax as pj
-table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
-costs = pj.Costs(forward=1.0, backward=2.0)
-program = pj.lower(table)
-assert ("jax" in sys.modules) != bool("{deferred}")
-makespan = pj.makespan
-import jax
-assert [leaf for leaf in jax.tree.leaves(costs) if leaf] == [1.0, 2.0, 1.0, 1.0]
-print(float(jax.jit(makespan)(program, costs)))
-"""
+LATE = (DATA / "program_before_jax.txt").read_text()
 
 
 @pytest.mark.parametrize("deferred", ["", "deferred"])
