@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from certificate_cases import KINDS, derived_bounds, make_optimum, written
-from daily import with_cases
+from daily import read_cases, with_cases
 from explorer_cases import CROSSED
 from hypothesis import given, settings, strategies as st
 from legal_sizes import build
@@ -25,6 +25,7 @@ from pipejax.search.schedule.initial_plans import greedy_plan
 from pipejax.search.schedule.plan import plan_objective
 from pipejax.search.schedule.problem import build_problem
 
+CASES = read_cases("cost_cases.json")
 EXAMPLES = int(os.environ.get("EXAMPLES", "200"))
 SHARES = {"run": 0.5, "optimum": 0.1}
 SHARES |= {"formula of a grammar": 0.1}
@@ -393,14 +394,7 @@ def test_an_optimum_that_was_damaged_is_refused_whatever_was_changed():
         assert verdict is None or not verdict.ok, path
 
 
-@with_cases(
-    "by claim",
-    ("path", {"objective": "span"}),
-    ("memory chain", {"limits": None}),
-    ("memory chain", {"offload": True}),
-    ("memory area", {"limits": None}),
-    ("memory area", {"offload": True}),
-)
+@with_cases("by claim", *CASES["test_a_bound_that_cannot_be_derived_is_not_believed"])
 def test_a_bound_that_cannot_be_derived_is_not_believed(by, claim):
     """It is one of those that are checked, so it is not taken on trust."""
     claimed = written(run_with_bounds())

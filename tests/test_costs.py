@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 from hypothesis import given, strategies as st
 from jax.flatten_util import ravel_pytree
 from legal_sizes import build
@@ -20,6 +20,7 @@ from pipejax.costs.costs import FIELDS, PHASE_FIELDS, unchecked_costs
 from pipejax.engine.pricing import price
 from pipejax.schedules import REGISTRY
 
+CASES = read_cases("cost_cases.json")
 TABLE = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
 SPLIT = pj.ScheduleTable.from_rows([["0F0", "0I0", "0W0"], ["1F0", "1I0", "1W0"]])
 PHASES = ("F", "B", "I", "W", "R", "O", "L")
@@ -379,10 +380,7 @@ def test_filled_in_times_of_a_replaced_record_follow_again(times, changes, expec
 
 @with_cases(
     "changes stale",
-    ({"backward": 8.0}, "input_grad and weight_grad"),
-    ({"input_grad": 1.0}, "backward and weight_grad"),
-    ({"backward": 8.0, "input_grad": 3.0}, "weight_grad"),
-    ({"offload": 8.0}, "load"),
+    *CASES["test_costs_of_a_tree_function_refuse_a_new_time_beside_what_followed_from_old"],
 )
 def test_costs_of_a_tree_function_refuse_a_new_time_beside_what_followed_from_old(changes, stale):
     costs = pj.Costs(forward=1.0, backward=2.0, offload=1.0)
@@ -405,12 +403,7 @@ def test_costs_of_a_tree_function_follow_where_none_is_given():
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, ">f8"])
 @with_cases(
-    "field others derived expected",
-    ("forward", {"backward": 2.0}, "forward", 2.0),
-    ("backward", {"forward": 1.0}, "input_grad", 1.0),
-    ("input_grad", {"forward": 1.0, "backward": 5.0}, "weight_grad", 3.0),
-    ("offload", {"forward": 1.0, "backward": 5.0}, "load", 2.0),
-    ("transmit", {"forward": 1.0, "backward": 5.0}, "transmit", 2.0),
+    "field others derived expected", *CASES["test_an_array_that_changes_later_changes_no_costs"]
 )
 def test_an_array_that_changes_later_changes_no_costs(field, others, derived, expected, dtype):
     array = np.array([2, 2, 2], dtype)

@@ -11,7 +11,7 @@ import shlex
 import justhtml
 import numpy as np
 import pytest
-from daily import daily, with_cases
+from daily import daily, read_cases, with_cases
 from legal_sizes import build
 from markupsafe import escape
 
@@ -26,6 +26,7 @@ from pipejax.search.remedies.candidates import first_candidate
 from pipejax.search.remedies.changes import schedules
 from pipejax.search.remedies.explain import shortens
 
+CASES = read_cases("explain_cases.json")
 LINKS = list(LINK_MODELS)
 OWN_FILE = "your own schedule file or code"
 THIN = {"data_parallel": 64, "zero": 1, "expert_parallel": 16, "precision": "mxfp8"}
@@ -329,13 +330,7 @@ def test_a_slow_stage_is_named_beside_longer_ends():
 
 
 @with_cases(
-    "schedule times stage",
-    # the stage whose removal saves most, beside another that is uneven too
-    (("looped-bfs", 3, 6, {"stages_per_worker": 3}), [1, 1, 1, 1, 1.54, 1, 1, 1, 1.3], 4),
-    (("interleaved-1f1b", 2, 4, {"stages_per_worker": 3}), [1.54, 1, 1, 1, 1, 1.3], 0),
-    (("interleaved-1f1b", 2, 4, {"stages_per_worker": 3}), [1.5, 1, 1, 1, 1, 1.4], 5),
-    (("1f1b", 4, 4, {}), [1.5, 1, 1, 1.3], 3),
-    (("1f1b", 4, 4, {}), [1.54, 1, 1, 1.4], 3),
+    "schedule times stage", *CASES["test_a_place_that_costs_more_than_the_uneven_split_is_named"]
 )
 def test_a_place_that_costs_more_than_the_uneven_split_is_named(schedule, times, stage):
     table = built(*schedule)
@@ -488,13 +483,7 @@ def test_a_modelled_run_that_does_not_fit_says_what_does(answer, answer_and_text
     assert "remedies may need 75.2 GB (--memory-limit)" in text
 
 
-@with_cases(
-    "kind line",
-    ("expert", "-m qwen3-235b-a22b --expert-parallel 32 --data-parallel 32 --sequence 1024"),
-    ("tensor", "-m llama3-70b --tensor-parallel 16 --sequence-parallel"),
-    ("weights", "-m llama3-8b --data-parallel 64 --zero 3 --sequence 512"),
-    ("context", "-m llama3-8b --context-parallel 32 --sequence 32768"),
-)
+@with_cases("kind line", *CASES["test_exchanges_inside_layers_are_a_cause"])
 def test_exchanges_inside_layers_are_a_cause(answer, kind, line):
     run = [*["-s", "gpipe", "-P", "1", "-M", "4", "-y", "h100", "--minibatch", "4"], *line.split()]
     more = ["--memory-limit", "1000TB", "--schedules", "gpipe"]
@@ -647,13 +636,7 @@ def test_halves_of_a_backward_are_said(answer, tmp_path):
         assert "assumes" not in answer("evaluate", "-s", "1f1b", *size)
 
 
-@with_cases(
-    "size option launcher",
-    ((8, 24), "F=1,I=1.1,W=0.9", "Megatron-LM"),
-    ((4, 16), "F=1,I=1.2,W=0.8", "Megatron-LM"),
-    ((4, 16), "F=1,B=2", "torchtitan"),
-    ((4, 8), "F=1,B=2", None),
-)
+@with_cases("size option launcher", *CASES["test_the_memory_of_now_says_what_it_rules_out"])
 def test_the_memory_of_now_says_what_it_rules_out(answer, answer_and_text, size, option, launcher):
     fields = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad"}
     pairs = (part.split("=") for part in option.split(","))
@@ -692,11 +675,7 @@ def test_the_memory_of_now_says_what_it_rules_out(answer, answer_and_text, size,
 
 @with_cases(
     "size link slow_stage long is_hidden",
-    ((8, 24), "rendezvous", 7, 7.4, True),
-    ((8, 24), "delay", 7, 7.4, True),
-    ((8, 32), "delay", 5, 8.0, True),
-    ((4, 16), "rendezvous", 1, 1.0, False),  # the stage alone
-    ((4, 16), "queued", 3, 1.5, False),
+    *CASES["test_causes_that_hide_each_other_are_named_with_the_saving_of_both"],
 )
 def test_causes_that_hide_each_other_are_named_with_the_saving_of_both(
     answer_and_text, tmp_path, size, link, slow_stage, long, is_hidden
@@ -743,12 +722,7 @@ def test_causes_that_hide_each_other_are_named_with_the_saving_of_both(
 
 
 @with_cases(
-    "model schedule size fields is_slow",
-    ("qwen3-30b-a3b", "1f1b", (4, 16), {"expert_parallel": 4, "data_parallel": 4}, True),
-    ("llama3-8b", "1f1b", (4, 8), {"tensor_parallel": 8, "sequence_parallel": True}, True),
-    ("llama3-8b", "zb-h1", (2, 8), {"tensor_parallel": 8, "sequence_parallel": True}, True),
-    ("llama3-8b", "1f1b", (4, 8), {"tensor_parallel": 8, "graphs": 1.0}, False),
-    ("llama3-70b", "1f1b", (8, 8), {"tensor_parallel": 4, "sequence_parallel": True}, False),
+    "model schedule size fields is_slow", *CASES["test_a_host_that_starts_kernels_late_is_a_cause"]
 )
 def test_a_host_that_starts_kernels_late_is_a_cause(model, schedule, size, fields, is_slow):
     system = pj.load_system("h100")
@@ -773,9 +747,7 @@ def test_a_host_that_starts_kernels_late_is_a_cause(model, schedule, size, field
 
 @with_cases(
     "model system workers fields",
-    ("gpt3-175b", "a100", 8, {"minibatch": 128, "tensor_parallel": 8, "data_parallel": 2}),
-    ("llama3-70b", "h100", 4, {"minibatch": 32, "tensor_parallel": 8, "data_parallel": 4}),
-    ("llama3-70b", "h100", 8, {"minibatch": 32, "tensor_parallel": 4, "data_parallel": 4}),
+    *CASES["test_less_recomputation_is_tried_with_settings_that_save_memory"],
 )
 def test_less_recomputation_is_tried_with_settings_that_save_memory(model, system, workers, fields):
     table = build("1f1b", workers, 32)
@@ -796,13 +768,7 @@ def test_less_recomputation_is_tried_with_settings_that_save_memory(model, syste
     assert remedy.what in result.bottleneck.why
 
 
-@with_cases(
-    "forward text",
-    ([1, 1.5, 1.5, 1], "workers 1 and 2 compute 1.2 times"),
-    ([2, 1, 2, 1, 2, 1], "workers 0, 2 and 4 compute 1.33 times"),
-    ([1, 1.5, 1.4, 1], "worker 1 computes 1.22 times"),
-    ([3, 1, 1, 3.001], "workers 0 and 3 compute 1.5 times"),
-)
+@with_cases("forward text", *CASES["test_all_workers_of_the_largest_load_are_named"])
 def test_all_workers_of_the_largest_load_are_named(forward, text):
     table = build("1f1b", len(forward), 16)
     costs = pj.Costs(forward=forward, backward=forward)
@@ -811,16 +777,7 @@ def test_all_workers_of_the_largest_load_are_named(forward, text):
 
 
 # start and end of the pipeline among other causes
-@with_cases(
-    "exchange names first",
-    # equal stages of F = 1, I = W = 1 s: 1F1B has (P - 1) (F + B) = 9 s of start and end,
-    # ZB-H1 (P - 1) (F + I - W) = 3 s in the same memory, so that it saves 6 s
-    (4.0, ["zb-h1"], ("schedule", 6.0)),
-    (5.9, ["zb-h1"], ("schedule", 6.0)),
-    (6.1, ["zb-h1"], ("exchange", 6.1)),
-    (4.0, ["1f1b"], ("exchange", 4.0)),  # nothing that fits shortens start and end
-    (0.5, ["1f1b"], ("exchange", 0.5)),
-)
+@with_cases("exchange names first", *CASES["test_start_and_end_that_save_most_come_first"])
 def test_start_and_end_that_save_most_come_first(answer_and_text, tmp_path, exchange, names, first):
     path = tmp_path / "costs.json"
     path.write_text(json.dumps({"unit": "seconds", "F": 1, "I": 1, "W": 1, "A": exchange}))
@@ -892,10 +849,7 @@ def with_less_in_flight(workers, microbatches, limits):
 
 @with_cases(
     "workers microbatches limits",
-    (6, 18, [3, 3, 2, 2, 1, 1]),
-    (4, 16, [1, 1, 1, 1]),
-    (4, 12, [2, 2, 2, 1]),
-    (8, 24, [4, 4, 4, 4, 3, 3, 2, 1]),
+    *CASES["test_gaps_of_an_order_come_first_and_a_built_in_order_fills_them"],
 )
 def test_gaps_of_an_order_come_first_and_a_built_in_order_fills_them(
     answer, answer_and_text, tmp_path, workers, microbatches, limits
@@ -953,12 +907,7 @@ def test_a_launcher_is_not_blamed_for_recomputation_that_it_cannot_change():
 
 
 @with_cases(
-    "schedule stage factor",
-    (("1f1b", 6, 18, {}), 3, 1.15),
-    (("1f1b", 4, 16, {}), 0, 1.3),
-    (("gpipe", 4, 24, {}), 2, 1.1),
-    (("interleaved-1f1b", 4, 16, {"stages_per_worker": 2}), 7, 1.4),
-    (("zb-h1", 4, 12, {}), 1, 1.2),
+    "schedule stage factor", *CASES["test_a_slow_stage_has_one_number_as_cause_and_as_repair"]
 )
 def test_a_slow_stage_has_one_number_as_cause_and_as_repair(schedule, stage, factor):
     """It costs what the step is longer than with this stage at the median of the others."""
@@ -993,12 +942,7 @@ def test_reports_count_single_things_in_the_singular(call, workers, count):
         assert not re.search(r"(?<![\d.])1 (workers|stages|microbatche)|microbatche\b", text)
 
 
-@with_cases(
-    "options place",
-    (("-s", "1f1b", "-P", 4), "worker 3 (stage 3)"),
-    (("-s", "1f1b", "-P", 5), "worker 4 (stage 4)"),
-    (("-s", "interleaved-1f1b", "-P", 4, "-V", 2), "worker 3 (stages 3, 7)"),
-)
+@with_cases("options place", *CASES["test_a_slow_worker_of_a_single_stage_has_no_stages"])
 def test_a_slow_worker_of_a_single_stage_has_no_stages(call, options, place):
     worker = options[3] - 1
     slow = ("--stragglers", f"{worker}=1.5", "-W", "F=1ms,B=2ms", "-M", 8)
@@ -1123,15 +1067,7 @@ def test_memory_rules_out_no_schedule_that_saves_less_than_another_option():
     assert not any(fault.kind == "memory" for fault in result.faults)
 
 
-@with_cases(
-    "launcher schedule precision fields",
-    ("torchtitan", ("interleaved-1f1b", 2), "bf16", {"recompute": "full"}),  # 92 of 83.5 GB
-    ("torchtitan", ("1f1b", 1), "bf16", {"recompute": "full"}),  # 80.6 GB
-    ("torchtitan", ("interleaved-1f1b", 2), "fp8", {"tensor_parallel": 2}),
-    ("Megatron-Bridge", ("interleaved-1f1b", 2), "bf16", {"recompute": "full"}),
-    ("Megatron-LM", ("interleaved-1f1b", 2), "bf16", {"recompute": "full"}),
-    (None, ("1f1b", 1), "bf16", {"recompute": "full"}),
-)
+@with_cases("launcher schedule precision fields", *CASES["test_remedies_fit_as_plans_do"])
 def test_remedies_fit_as_plans_do(answer, answer_and_text, launcher, schedule, precision, fields):
     available, factors = float(pj.load_system("h100").memory_available), []
     if launcher == "torchtitan":
@@ -1240,14 +1176,7 @@ def test_a_remedy_against_a_slow_host_shortens_the_time_that_the_host_takes():
     assert verdicts == {True: True, False: False}  # larger microbatches, and combined-1f1b
 
 
-@with_cases(
-    "base slow",
-    ("1f1b", (1, 2)),  # a loop's last worker sends to the first one, too
-    ("zb-v", (0, 1)),
-    ("dualpipe-v", (2, 3)),
-    ("interleaved-1f1b", (0, 1)),
-    ("interleaved-1f1b", (0, 3)),  # which no V has
-)
+@with_cases("base slow", *CASES["test_a_slow_link_stays_between_its_workers_in_other_schedules"])
 def test_a_slow_link_stays_between_its_workers_in_other_schedules(base, slow):
     more = {"stages_per_worker": 2} if base == "interleaved-1f1b" else {}
     table = build(base, 4, 12, **more)
@@ -1263,7 +1192,7 @@ def test_a_slow_link_stays_between_its_workers_in_other_schedules(base, slow):
     names = ["1f1b", "zb-v", "v-half", "dualpipe-v"]
     names += ["interleaved-1f1b", "looped-bfs"] if base in ("1f1b", "interleaved-1f1b") else []
     run = first_candidate(pj.Scenario(table, costs=costs))
-    assert [fault.link for fault in run.faults if fault.kind == "link"] == [slow]
+    assert [fault.link for fault in run.faults if fault.kind == "link"] == [tuple(slow)]
     others = [other for other in schedules(run, names) if other.table.num_stages <= 8]
     assert len(others) >= 3
     for other in others:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import jax
 import numpy as np
 import pytest
-from daily import daily, with_cases
+from daily import daily, read_cases, with_cases
 from legal_sizes import at_least, build, is_legal
 
 import pipejax as pj
@@ -19,6 +19,7 @@ from pipejax.engine.lowering.program import run_on_host
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.links import LINK_MODELS
 
+CASES = read_cases("cost_cases.json")
 ASYNCHRONOUS = ("pipedream", "pipedream-2bw", "local-sgd")
 SYNCHRONOUS = [name for name in REGISTRY if name not in ASYNCHRONOUS]
 LINKS = list(LINK_MODELS)
@@ -127,14 +128,7 @@ def test_other_links_and_tables_are_proved_too(name, links):
     assert accepted(json.loads(json.dumps(pj.formula(program).certificate(table))))
 
 
-@with_cases(
-    "name options",
-    ("zb-h1", {}),
-    ("chimera", {"box": {"F": (1, 2), "c_F": (0, 0.5)}}),
-    ("chimera", {"box": {"B": (0.3, 0.3), "c_F": (0, 0.5)}}),
-    ("hanayo", {"max_facets": 5}),
-    ("1f1b", {"parameters": ("F", "B_first", "B_mid", "B_last", "latency", "U")}),
-)
+@with_cases("name options", *CASES["test_a_saved_form_is_the_same"])
 def test_a_saved_form_is_the_same(name, options, tmp_path):
     table = build(name, 4, 8)
     form = pj.formula(pj.lower(table, step_end="parameters" in options), **options)
@@ -385,13 +379,7 @@ def within(regions, theta):
     return inside
 
 
-@with_cases(
-    "names p m box",
-    (("chimera", "1f1b"), 4, 16, None),
-    (("interleaved-1f1b", "chimera"), 4, 8, None),
-    (("gpipe", "1f1b"), 4, 8, None),
-    (("chimera", "1f1b"), 4, 16, {"F": (1, 2), "B": (1, 4)}),
-)
+@with_cases("names p m box", *CASES["test_regions_are_where_each_is_faster"])
 def test_regions_are_where_each_is_faster(names, p, m, box):
     first, second = get_forms(names, p, m, box=box)
     result = pj.analysis.versus(first, second)

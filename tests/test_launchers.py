@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 from launch_reader import read_launch
 from legal_sizes import build
 
@@ -22,6 +22,7 @@ from pipejax.costs.system.system import data_file
 from pipejax.sweep import run_sweep
 from pipejax.sweep.plan.layouts import PlanRequest, enumerate_layouts, layout_workload
 
+CASES = read_cases("launcher_cases.json")
 LLAMA = pj.load_model("llama3-8b")  # 32 layers
 # options of Megatron-LM core 0.20, of torchtitan 0.2.2 and of DeepSpeed that a layout can need
 DATA = Path(__file__).parent / "data"
@@ -69,17 +70,7 @@ def test_degrees_batches_and_stages():
     assert torchtitan.lacks == (why,)
 
 
-@with_cases(
-    "arguments names",
-    ({"overlap": 1.0, "zero": 1, "data_parallel": 2}, "grad-reduce param-gather"),
-    ({"overlap": 0.5, "zero": 1, "data_parallel": 2}, "grad-reduce"),  # as logs are read
-    ({"overlap": 1.0, "data_parallel": 2}, "grad-reduce"),
-    ({"overlap": 1.0}, ""),  # nobody to exchange with
-    ({"zero": 1, "data_parallel": 2}, ""),
-    ({"overlap": 1.0, "tensor_parallel": 2}, ""),
-    ({"tensor_overlap": 1.0, "tensor_parallel": 2, "data_parallel": 2}, "tp-comm"),
-    ({"tensor_overlap": 1.0}, ""),
-)
+@with_cases("arguments names", *CASES["test_launchers_are_told_what_travels_beside_compute"])
 def test_launchers_are_told_what_travels_beside_compute(arguments, names):
     megatron, torchtitan, deepspeed = launcher_settings(**arguments)
     flags = {"overlap-grad-reduce": "grad-reduce", "overlap-param-gather": "param-gather"}
@@ -132,29 +123,17 @@ def test_what_replicas_split(zero, megatron, reshard):
     assert lacking == ("ZeRO 1 without a pipeline (0, 2 and 3 are there)",)
 
 
-@with_cases(
-    "recompute words lacks",
-    ("full", "--recompute-granularity full --recompute-method uniform", (0, 0, 0)),
-    ("selective", "--recompute-granularity selective --recompute-modules core_attn", (0, 1, 1)),
-    ("mlp+layernorm", "--recompute-modules layernorm mlp", (0, 1, 1)),
-    ("half_products", "", (1, 0, 1)),
-)
+@with_cases("recompute words lacks", *CASES["test_recomputation"])
 def test_recomputation(recompute, words, lacks):
     result = launcher_settings(recompute=recompute)
     assert words in result[0].text
-    assert tuple(len(launch.lacks) for launch in result) == lacks
+    assert [len(launch.lacks) for launch in result] == lacks
     mode = result[1].options["activation_checkpoint.mode"]
     assert mode == {"full": "full", "half_products": "selective"}.get(recompute, "none")
 
 
 @with_cases(
-    "schedule options name",
-    ("zb-v", {}, "ZBVZeroBubble"),  # stages 0 1 2 3 3 2 1 0
-    ("v-half", {}, "ZBVZeroBubble"),
-    ("hanayo", {"waves": 1}, "ZBVZeroBubble"),
-    ("hanayo", {"waves": 2}, None),  # 0 1 2 3 3 2 1 0 0 1 2 3 3 2 1 0
-    ("zb-h1", {}, "1F1B"),
-    ("circular", {"stages_per_worker": 2}, "Interleaved1F1B"),  # 0 1 2 3 0 1 2 3
+    "schedule options name", *CASES["test_torchtitan_places_stages_of_a_file_as_the_named_schedule"]
 )
 def test_torchtitan_places_stages_of_a_file_as_the_named_schedule(schedule, options, name):
     torchtitan = pj.costing.pipeline_launches(build(schedule, 4, 8, **options))[2]
@@ -278,15 +257,7 @@ def test_megatron_bridge_takes_the_options_of_megatron_as_fields_of_its_records(
 # layers only without a pipeline.
 @with_cases(
     "layers windowed experts workers stages per_stage",
-    (42, 21, False, 3, 1, 7),  # 3 x 1 x 7 = 21
-    (42, 21, False, 7, 3, 1),  # 7 x 3 x 1 = 21
-    (42, 21, False, 2, 1, None),  # 21 is odd
-    (46, 23, False, 2, 1, None),  # 23, too
-    (46, 23, False, 1, 1, 0),
-    (60, 50, False, 2, 1, None),  # five local, one global
-    (36, 18, True, 2, 1, None),
-    (32, 32, False, 4, 2, 4),  # all layers have a window: 4 x 2 x 4 = 32
-    (32, 0, False, 4, 2, 4),
+    *CASES["test_maxtext_splits_layers_in_pairs"],
 )
 def test_maxtext_splits_layers_in_pairs(layers, windowed, experts, workers, stages, per_stage):
     base = pj.load_model("gpt-oss-120b") if experts else LLAMA
@@ -322,18 +293,7 @@ def test_maxtext_has_two_schedules_and_full_recomputation():
 
 @with_cases(
     "schedule microbatches options lacking",
-    # the launchers that lack it, by hand: sizes at which one schedule is another
-    ("circular", 8, {"stages_per_worker": 1}, "Megatron-LM Megatron-Bridge DeepSpeed"),
-    ("circular", 8, {"stages_per_worker": 2}, "Megatron-LM Megatron-Bridge DeepSpeed"),
-    ("gpipe", 8, {}, "Megatron-LM Megatron-Bridge DeepSpeed"),
-    ("1f1b", 8, {}, "MaxText"),
-    ("seq-1f1b", 8, {"slices": 1}, "MaxText"),  # slices of whole microbatches
-    ("terapipe", 8, {"slices": 1}, "Megatron-LM Megatron-Bridge DeepSpeed"),
-    # of one microbatch, all forwards and then all backwards
-    ("1f1b", 1, {}, ""),
-    ("gpipe", 1, {}, ""),
-    ("eager-1f1b", 1, {}, ""),
-    ("eager-1f1b", 8, {}, "Megatron-LM Megatron-Bridge DeepSpeed MaxText"),
+    *CASES["test_a_launcher_has_a_schedule_by_any_of_its_names"],
 )
 def test_a_launcher_has_a_schedule_by_any_of_its_names(schedule, microbatches, options, lacking):
     table = build(schedule, 2, microbatches, **options)
@@ -368,15 +328,7 @@ def test_tune_splits_the_axes_of_maxtext_over_nodes(answer):
     assert axes == {"ici_fsdp_parallelism": 8, "dcn_fsdp_parallelism": 4}
 
 
-@with_cases(
-    "schedule fields lacks",
-    ("interleaved-1f1b", {}, ""),
-    ("1f1b", {}, "compute with one stage for each worker"),
-    ("interleaved-1f1b", {"recompute": "full"}, "compute with recomputation of layers"),
-    ("interleaved-1f1b", {"recompute": "moe"}, "compute with recomputation of layers"),
-    ("interleaved-1f1b", {"tensor_parallel": 2}, "tensor parallelism without sequence para"),
-    ("combined-1f1b", {"expert_overlap": 0.0}, ""),
-)
+@with_cases("schedule fields lacks", *CASES["test_experts_beside_compute"])
 def test_experts_beside_compute(schedule, fields, lacks):
     options = {} if schedule == "1f1b" else {"stages_per_worker": 2}
     table = build(schedule, 2, 8, **options)
@@ -411,13 +363,7 @@ def test_the_order_of_experts_beside_compute_has_needs(schedule, stages, fields,
     assert ("overlap-moe-expert-parallel-comm" in alone.options) == (schedule == "combined-1f1b")
 
 
-@with_cases(
-    "fields count",
-    ({}, ""),
-    ({"tensor_parallel": 2}, "1"),
-    ({"context_parallel": 2}, "1"),
-    ({"tensor_parallel": 2, "data_parallel": 2, "zero": 3}, ""),  # its FSDP refuses 1
-)
+@with_cases("fields count", *CASES["test_megatron_has_the_queues_that_it_asks_for"])
 def test_megatron_has_the_queues_that_it_asks_for(fields, count):
     table = build("1f1b", 2, 8)
     workload = pj.Workload(LLAMA, minibatch=8, **fields)
@@ -427,13 +373,7 @@ def test_megatron_has_the_queues_that_it_asks_for(fields, count):
 
 
 @pytest.mark.parametrize("launcher", ["Megatron-LM", "Megatron-Bridge"])
-@with_cases(
-    "schedule fields name",
-    ("combined-1f1b", {}, "experts beside compute"),
-    ("interleaved-1f1b", {"expert_overlap": 1.0}, "experts beside compute"),
-    ("interleaved-1f1b", {"zero": 3}, "FSDP"),  # it refuses the 1 that the other needs
-    ("interleaved-1f1b", {}, ""),
-)
+@with_cases("schedule fields name", *CASES["test_before_blackwell_tensor_overlap_goes_alone"])
 def test_before_blackwell_tensor_overlap_goes_alone(launcher, schedule, fields, name):
     table = build(schedule, 2, 8, stages_per_worker=2)
     base = {"tensor_parallel": 2, "sequence_parallel": True, "tensor_overlap": 1.0}
@@ -487,11 +427,7 @@ def test_torchtitan_counts_embedding_and_head_as_layers_unless_options_say_other
 
 
 @with_cases(
-    "stack is_compiled",
-    ("torchtitan-2024", True),
-    ("torchtitan-2024-eager", False),
-    ("nanotron-2024", False),
-    ("", False),
+    "stack is_compiled", *CASES["test_torchtitan_is_told_to_compile_where_the_stack_fuses_kernels"]
 )
 def test_torchtitan_is_told_to_compile_where_the_stack_fuses_kernels(answer, stack, is_compiled):
     options = ("--stack", stack) if stack else ()
@@ -508,13 +444,7 @@ def test_torchtitan_is_told_to_compile_where_the_stack_fuses_kernels(answer, sta
 
 
 @with_cases(
-    "zero overlap option",
-    (0, 0.0, None),
-    (0, 1.0, None),
-    (1, 0.0, False),
-    (2, 1.0, True),
-    (3, 0.0, False),
-    (3, 0.5, True),
+    "zero overlap option", *CASES["test_deepspeed_is_told_whether_exchanges_are_beside_compute"]
 )
 def test_deepspeed_is_told_whether_exchanges_are_beside_compute(zero, overlap, option):
     # its default is true at stage 3 alone, so a price without overlap needs the option
@@ -559,14 +489,7 @@ def test_deepspeed_overlaps_exchanges_by_default_at_zero_3(answer, tmp_path, zer
 
 @with_cases(
     "workers data zero overlap is_lacked",
-    (4, 8, 1, 1.0, True),  # PipelineModule turns it off
-    (4, 8, 0, 1.0, True),
-    (1, 8, 1, 0.5, True),  # stage 1 ignores it
-    (1, 8, 0, 1.0, True),
-    (1, 8, 2, 1.0, False),
-    (1, 8, 3, 1.0, False),
-    (4, 8, 1, 0.0, False),
-    (4, 1, 0, 1.0, False),  # no replicas, nothing to exchange
+    *CASES["test_deepspeed_overlaps_from_zero_2_without_a_pipeline"],
 )
 def test_deepspeed_overlaps_from_zero_2_without_a_pipeline(workers, data, zero, overlap, is_lacked):
     table = build("1f1b", workers, 8)
@@ -581,11 +504,7 @@ def test_deepspeed_overlaps_from_zero_2_without_a_pipeline(workers, data, zero, 
 
 @with_cases(
     "launcher options says_eager",
-    ("torchtitan", (), True),
-    ("torchtitan", ("--stack", "torchtitan-2024"), False),
-    ("torchtitan", ("--stack", "nanotron-2024"), False),
-    ("megatron-lm", ("--stack", "torchtitan-2024-eager"), True),
-    ("megatron-lm", (), False),
+    *CASES["test_a_plan_says_that_kernels_are_eager_and_how_to_compile"],
 )
 def test_a_plan_says_that_kernels_are_eager_and_how_to_compile(call, launcher, options, says_eager):
     run = ("-m", "llama3-8b", "-y", "h100", "--gpus", 8, "--minibatch", 8, "--pipeline", 2)
@@ -594,15 +513,7 @@ def test_a_plan_says_that_kernels_are_eager_and_how_to_compile(call, launcher, o
     assert ("eager kernels, not compiled (change: --stack torchtitan-2024)" in line) == says_eager
 
 
-@with_cases(
-    "workers overlap text",
-    (1, 0, "do not overlap with compute"),
-    (1, 1, "overlap with compute"),
-    # stage 1 ends before stage 0, whose last backward then hides its exchange
-    (2, 0, "do not overlap with {}, but run {}"),
-    (2, 0.5, "overlap by 50 % with {}, and run {}"),
-    (2, 1, "overlap with {}, and run {}"),
-)
+@with_cases("workers overlap text", *CASES["test_a_plan_says_that_other_stages_hide_exchanges"])
 def test_a_plan_says_that_other_stages_hide_exchanges(call, workers, overlap, text):
     run = ("-m", "llama3-8b", "-y", "h100", "--gpus", 8, "--minibatch", 8, "--tensor", 1)
     result = call("plan", *run, "--pipeline", workers, "--zero", 1, "--overlap", overlap)[1]
@@ -689,13 +600,7 @@ def test_a_plan_for_a_launcher_has_the_layouts_that_it_runs():
 
 @pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
 @with_cases(
-    "launcher model system tensor is_split",
-    ("DeepSpeed", "gpt-22b", "a100", 4, False),
-    ("DeepSpeed", "llama3-8b", "h100", 2, False),
-    ("DeepSpeed", "mixtral-8x7b", "h200", 8, False),
-    ("DeepSpeed", "llama3-8b", "h100", 1, False),
-    ("Megatron-LM", "gpt-22b", "a100", 4, True),
-    ("torchtitan", "llama3-8b", "h100", 2, True),
+    "launcher model system tensor is_split", *CASES["test_plans_split_sequences_as_launchers_do"]
 )
 def test_plans_split_sequences_as_launchers_do(launcher, model, system, tensor, is_split, answer):
     choices = {"tensor": [tensor], "pipeline": [1, 2], "recompute": ["full"], "zero": [0, 1]}
@@ -767,18 +672,7 @@ def test_a_plan_says_what_other_defaults_change(answer, call):
     assert "MaxText lacks schedule 1f1b (gpipe and circular are there)" in text
 
 
-@with_cases(
-    "launcher system options stack",
-    ("MaxText", "h200", (), "maxtext-2025"),
-    ("MaxText", "a100", ("--overlap", 0.5), "maxtext-2025"),
-    ("DeepSpeed", "a100", (), "megatron-deepspeed-2022"),
-    ("DeepSpeed", "h200", ("--zero", 3), "megatron-deepspeed-2022"),
-    ("DeepSpeed", "a100", ("--stack", "megatron-lm-2021"), None),
-    ("torchtitan", "h100", (), None),  # whose default is measured
-    ("MaxText", "h200", ("--stack", "maxtext-2025"), None),
-    ("MaxText", "h200", ("--stack", "nanotron-2024"), None),
-    ("Megatron-LM", "h100", (), None),  # whose kernels are the default
-)
+@with_cases("launcher system options stack", *CASES["test_a_plan_names_measured_stacks"])
 def test_a_plan_names_measured_stacks(answer, answer_and_text, launcher, system, options, stack):
     job = ("plan", "-m", "llama3-8b", "-y", system, "--gpus", 16, "--minibatch", 32)
     line = (*job, "--tensor", 1, "--context", 1, "--launcher", launcher, *options)
@@ -813,12 +707,7 @@ def test_a_plan_says_what_memory_runs_of_the_launcher_took(answer, answer_and_te
 
 @pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
 @with_cases(
-    "launcher gpus sequence choices",
-    ("torchtitan", 16, 16384, {"pipeline": [1], "tensor": [2], "context": [1]}),
-    ("torchtitan", 32, 16384, {"pipeline": [2], "tensor": [2], "context": [1]}),
-    ("torchtitan", 8, 2048, {"pipeline": [1], "context": [1]}),
-    ("DeepSpeed", 16, 16384, {}),  # no runs that say what memory took
-    ("torchtitan", 8, 28672, {"context": [1], "tensor": [1]}),  # none has room
+    "launcher gpus sequence choices", *CASES["test_a_plan_begins_with_what_fits_as_measured"]
 )
 def test_a_plan_begins_with_what_fits_as_measured(launcher, gpus, sequence, choices):
     model, h100 = dataclasses.replace(LLAMA, sequence=sequence), pj.load_system("h100")
@@ -973,14 +862,7 @@ WITH_W = ("interleaved-zb", "zb-v", "zb-h1", "zb-h2")
 
 
 @pytest.mark.parametrize("schedule", [*WITH_W, "1f1b", "gpipe", "interleaved-1f1b", "looped-bfs"])
-@with_cases(
-    "options is_compiled",
-    ("--stack torchtitan-2024", True),
-    ("--tensor-parallel 2 --tensor-overlap 1 --stack torchtitan-2024", True),
-    ("--tensor-parallel 2 --tensor-overlap 1 --stack nanotron-2024", True),
-    ("--stack nanotron-2024", False),
-    ("", False),
-)
+@with_cases("options is_compiled", *CASES["test_torchtitan_has_no_w_in_compiled_stages"])
 def test_torchtitan_has_no_w_in_compiled_stages(call, schedule, options, is_compiled):
     line = COMPILED.partition(" --stack")[0].split()
     run = ("evaluate", "-s", schedule, "-P", 2, "-M", 8, *line, *options.split())
@@ -1020,14 +902,7 @@ def test_no_command_offers_w_in_compiled_stages(answer, call, tmp_path):
     assert swept.reason.sel(schedule="1f1b").item() == ""
 
 
-@with_cases(
-    "line",
-    "-s 1f1b -P 1 -M 2 -m llama3-8b -y h100 --minibatch 2 --data-parallel 8",
-    "-s 1f1b -P 4 -M 8 -m llama3-70b -y h100 --minibatch 8 --tensor-parallel 8 --data-parallel 4",
-    "-s interleaved-1f1b -P 4 -M 8 -m llama3-8b -y h200 --minibatch 16 --data-parallel 2",
-    "-s 1f1b -P 4 -M 8 -m llama3-8b -y h200 --minibatch 16 --stack torchtitan-2024-eager",
-    "-s 1f1b -P 2 -M 8 -m qwen3-30b-a3b -y h100 --minibatch 8 --data-parallel 8 --expert-parallel 8",
-)
+@with_cases("line", *CASES["test_explain_offers_the_compiler_of_torchtitan_as_evaluate_prices_it"])
 def test_explain_offers_the_compiler_of_torchtitan_as_evaluate_prices_it(answer, line):
     run = (*line.split(), "--launcher", "torchtitan")
     bare = line.partition(" --stack")[0].split()
@@ -1057,13 +932,7 @@ def test_a_run_without_remedies_says_so_in_a_sentence(call, workers):
     assert ("the step has no pipeline" in lines[0]) == (workers == 1)
 
 
-@with_cases(
-    "model launcher fields",
-    ("mixtral-8x22b", "Megatron-LM", {"tensor_parallel": 2, "sequence_parallel": True}),
-    ("mixtral-8x7b", "Megatron-LM", {}),
-    ("qwen3-30b-a3b", "Megatron-Bridge", {"overlap": 1.0}),
-    ("qwen3-30b-a3b", "Megatron-LM", {"recompute": "full"}),
-)
+@with_cases("model launcher fields", *CASES["test_options_that_hide_experts_have_one_prediction"])
 def test_options_that_hide_experts_have_one_prediction(model, launcher, fields):
     """Megatron runs combined-1f1b where experts exchange tokens beside compute."""
     system = pj.load_system("h200")
@@ -1135,11 +1004,7 @@ def test_what_a_launcher_lacks_counts_for_a_combination_as_a_whole(model, launch
 
 @with_cases(
     "model schedule is_undone",
-    ("deepseek-v2", "combined-1f1b", True),
-    ("deepseek-v3", "combined-1f1b", True),
-    ("deepseek-v3-mtp", "combined-1f1b", True),
-    ("deepseek-v2", "interleaved-1f1b", False),
-    ("mixtral-8x7b", "combined-1f1b", False),  # no experts that all tokens meet
+    *CASES["test_bridge_undoes_overlap_of_shared_experts_where_it_refuses_it"],
 )
 def test_bridge_undoes_overlap_of_shared_experts_where_it_refuses_it(model, schedule, is_undone):
     """Megatron-Bridge's comm_overlap.py asserts `not moe_shared_expert_overlap`."""
