@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from case_tables import read_cases
 from daily import with_cases
 from nsight_files import COPY_TO_DEVICE, Kernel, Process, Range, run_processes, write_export
 
@@ -350,14 +351,7 @@ def test_a_label_of_a_rank_states_its_replica(tmp_path):
         assert sorted(recorded(pipeline, 1)) == sorted(planted(run))
 
 
-VARIANTS = {
-    "texts instead of numbers of strings": {"old": True, "lacks": ("textId", "jsonTextId")},
-    "no globalPid": {"lacks": ("globalPid",)},
-    "no copies": {"lacks": ("CUPTI_ACTIVITY_KIND_MEMCPY", "PROCESSES")},
-    "no start of the session": {"lacks": ("TARGET_INFO_SESSION_START_TIME",)},
-    "empty start of the session": {"utc": None},
-    "ranges by start and end": {"types": (60,)},
-}
+VARIANTS = read_cases("schemas of Nsight Systems")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -368,16 +362,7 @@ def test_older_and_newer_schemas_are_read(variant, tmp_path):
     assert sorted(recorded(read(tmp_path), 0)) == sorted(planted(run))
 
 
-@with_cases(
-    "lacks expected",
-    (("CUPTI_ACTIVITY_KIND_RUNTIME",), "lacks CUPTI_ACTIVITY_KIND_RUNTIME; write nsys profile"),
-    ((KERNELS,), f"lacks {KERNELS}; write nsys profile"),
-    (("NVTX_EVENTS",), "lacks NVTX_EVENTS; write nsys profile --trace=cuda,nvtx"),
-    (
-        ("NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", KERNELS),
-        "it is no sound export: Nsight Systems writes tables as NVTX_EVENTS",
-    ),
-)
+@with_cases("lacks expected", *read_cases("what Nsight Systems did not trace"))
 def test_what_was_not_traced_is_named_with_the_flag_that_records_it(lacks, expected, tmp_path):
     processes = run_processes(evaluated("1f1b", 2, 4), pytorch)
     path = write_export(tmp_path / "node.sqlite", processes, lacks=lacks)
@@ -404,13 +389,7 @@ def test_a_start_that_is_no_number_is_not_stated(value, tmp_path):
     assert any("no file states when its clock began" in note for note in trace.inferred)
 
 
-@with_cases(
-    "change_of_one why",
-    ("end = start - 1000", "no duration of at least 0"),
-    ("start = end + 1", "no duration of at least 0"),
-    ("correlationId = NULL", "no recorded call launched them"),
-    ("correlationId = 999", "no recorded call launched them"),
-)
+@with_cases("change_of_one why", *read_cases("kernels that time no op"))
 def test_kernels_that_time_no_op_are_counted(change_of_one, why, tmp_path):
     run = evaluated("1f1b", 2, 4)
     path = write_export(tmp_path / "rank0.sqlite", run_processes(run, pytorch, steps=1)[:1])

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 import strategies
-from daily import daily
+from case_tables import read_cases
+from daily import daily, with_cases
 from hypothesis import assume, given
 
 import pipejax as pj
@@ -175,28 +176,15 @@ def test_shares_of_the_step_are_of_one_whole(small):
     assert small.best.bound_by == RESOURCES[shares.argmax()] == "compute.peak"
 
 
-@pytest.mark.parametrize(
-    ("model", "system", "gpus", "recipe"),
-    [  # published recipes: tensor, pipeline, stages per worker, expert, edge units
-        ("llama3-70b", "h100", 64, (4, 8, 5, 1, 0)),
-        ("llama3-405b", "h100", 1024, (8, 8, 8, 1, 0)),
-        ("llama3-8b", "h100", 8, (1, 1, 1, 1, 0)),
-        ("qwen3-235b-a22b", "h100", 256, (2, 8, 4, 32, 0)),  # 94 layers in 32 stages
-        ("llama3-405b", "gb200", 256, (4, 16, 8, 1, 1)),  # 126 layers and 2 edges in 128 stages
-        ("llama3-405b", "gb300", 256, (4, 8, 4, 1, 0)),
-        ("deepseek-v3", "gb200", 256, (1, 4, 4, 64, 0)),  # 61 layers in 16 stages
-        ("deepseek-v3", "gb300", 256, (1, 2, 8, 32, 0)),
-        ("qwen3-30b-a3b", "gb200", 8, (1, 1, 1, 8, 0)),
-    ],
-)
+@with_cases("model system gpus recipe", *read_cases("published recipes"))
 def test_published_recipes_are_searched(model, system, gpus, recipe):
     names = "tensor", "pipeline", "stages_per_worker", "expert", "edge_units"
-    choices = {"microbatch_size": (1,), "tensor": recipe[:1], "context": (1, 2), "zero": (1,)}
+    choices = {"microbatch_size": (1,), "tensor": (recipe[0],), "context": (1, 2), "zero": (1,)}
     model, system = pj.load_model(model), pj.load_system(system)
     request = PlanRequest(model, system, gpus, 2 * gpus, choices=choices)
     layouts = enumerate_layouts(request)
     columns = [getattr(layouts, name).tolist() for name in names]
-    assert recipe in zip(*columns, strict=True)
+    assert tuple(recipe) in zip(*columns, strict=True)
 
 
 def test_what_would_turn_best_and_runner_up_round_does_so(small):
@@ -460,14 +448,7 @@ def test_a_plan_for_torchtitan_finds_its_own_recomputation(answer, sequence):
     assert result["step_time"] == pytest.approx(min(seconds.values()), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("name", "launcher", "gpus"),
-    [
-        ("gpt-22b", "Megatron-LM", 32),
-        ("llama3-8b", "torchtitan", 8),
-        ("llama3-8b", "Megatron-Bridge", 8),
-    ],
-)
+@with_cases("name launcher gpus", *read_cases("layouts that tie"))
 def test_details_mark_the_layouts_that_tie(call, name, launcher, gpus):
     result = pj.plan(name, "h100", gpus=gpus, minibatch=2 * gpus, launcher=launcher)
     rows = (result.best, *result.runners_up)

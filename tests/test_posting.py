@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import reference
 import strategies
+from case_tables import read_cases
 from daily import with_cases
 from hypothesis import given, strategies as st
 from legal_sizes import WHOLE
@@ -228,14 +229,7 @@ def test_the_command_line_posts_and_shares(answer):
     assert shared["shared_links"] == "0-1+1-0"
 
 
-@with_cases(
-    "schedule options warning",
-    ("gpipe", "--link queued --shared-links 0-1+1-0,0-2+1-3", "--shared-links 0-2+1-3"),
-    ("gpipe", "--link queued --shared-links 0-1+1-3", ""),
-    ("chimera", "--link queued --shared-links 0-3+3-0", ""),  # copies of a stage exchange
-    ("gpipe", "--host-links 0+1", "--host-links"),
-    ("ada-offload", "--memory-limit 2 --offload 1 --host-links 0+1", ""),
-)
+@with_cases("schedule options warning", *read_cases("links that carry nothing"))
 def test_links_that_carry_nothing_give_a_warning(call, schedule, options, warning):
     run = ["evaluate", "-s", schedule, "-P", "4", "-M", "8", "-T", "F=1,I=1,W=1"]
     code, _, err = call(*run, *options.split())

@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from case_tables import read_cases
 from daily import with_cases
 from hypothesis import given, settings, strategies as st
 from legal_sizes import build
@@ -72,15 +73,7 @@ def to_waits(stages, gradient):
     return waits
 
 
-FAILURES = [  # pipelines, stages, microbatches, workers that failed
-    (1, 3, 4, ()),
-    (2, 1, 3, (1,)),
-    (2, 4, 8, (6,)),
-    (2, 3, 7, (0, 4, 5)),
-    (3, 4, 18, (1, 6, 9)),
-    (3, 2, 9, (0, 2)),
-    (4, 3, 10, (4, 7, 10)),
-]
+FAILURES = read_cases("failed workers")
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -424,15 +417,7 @@ def test_zb_v_keeps_any_limit():
     assert spans[-1] == 48  # no bubble
 
 
-# spans by the authors' generator (sail-sg/zero-bubble-pipeline-parallelism, zbv_greedy.py, run at
-# these times): name, P, M, (F, I, W, message), span
-BY_AUTHORS = [
-    ("v-half", 4, 8, (10, 11, 9, 1), 563),
-    ("v-half", 4, 16, (10, 11, 9, 1), 1043),
-    ("v-half", 4, 16, (1, 1.2, 0.8, 0), 103.8),
-    ("v-half", 6, 18, (10, 11, 9, 1), 1244),
-    ("v-half", 6, 18, (1.09, 1.1, 0.66, 0.3), 127.92),
-]
+BY_AUTHORS = read_cases("spans of V-Half by its authors")
 
 
 def planned(name, workers, microbatches, times):

@@ -8,7 +8,8 @@ import shlex
 
 import numpy as np
 import pytest
-from daily import daily
+from case_tables import read_cases
+from daily import daily, with_cases
 from launch_reader import read_launch
 
 import pipejax as pj
@@ -86,15 +87,7 @@ def test_options_of_launchers_give_the_step_of_a_remedy(seed):
 EAGER, COMPILED = map(pj.load_stack, ("torchtitan-2024-eager", "torchtitan-2024"))
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "fields"),
-    [
-        ("interleaved-1f1b", TWO, {"tensor_parallel": 8, "recompute": "full"}),
-        ("1f1b", {}, {"tensor_parallel": 4}),
-        ("gpipe", {}, {"tensor_parallel": 2, "recompute": "full"}),
-        ("1f1b", {}, {"tensor_parallel": 8, "tensor_overlap": 1.0}),
-    ],
-)
+@with_cases("name options fields", *read_cases("runs that torchtitan compiles"))
 def test_flags_of_torchtitan_that_compile_promise_compiled_kernels(name, options, fields):
     def scenario(stack, workload):
         workload = dataclasses.replace(workload, model=stack.model(LLAMA))
@@ -301,13 +294,7 @@ def test_equal_effects_need_no_reason():
 # names of tables
 
 
-FILES = [  # schedule, options, name of the file, whether Megatron-LM and torchtitan run it by name
-    ("1f1b", {}, "sched", (True, True)),
-    ("interleaved-1f1b", TWO, "mine", (True, True)),
-    ("gpipe", {}, "1f1b", (False, True)),
-    ("zb-h1", {}, "interleaved-1f1b", (False, False)),
-    ("hanayo", {"waves": 1}, "gpipe", (False, False)),
-]
+FILES = read_cases("names of table files")
 
 
 @pytest.mark.parametrize(("name", "options", "stem", "runs"), FILES, ids=lambda value: str(value))
@@ -321,7 +308,7 @@ def test_launchers_go_by_the_order_of_a_table_file(tmp_path, name, options, stem
         not launch.lacks and not any(str(v).endswith(".csv") for v in launch.options.values())
         for launch in (megatron, torchtitan)
     ]
-    assert tuple(by_name) == runs
+    assert by_name == runs
 
 
 def test_explain_names_a_table_file_after_its_schedule(answer, tmp_path, monkeypatch):
@@ -365,17 +352,7 @@ def test_a_command_puts_one_launcher_first(answer, mistake):
     assert why in mistake(*line, "--launcher", "maxtext")
 
 
-@pytest.mark.parametrize(
-    ("launcher", "is_combined", "line"),
-    [
-        ("DeepSpeed", False, "-m gpt3-175b -P 4 -M 16 --tensor-parallel 8 --recompute full"),
-        ("Megatron-LM", True, "-m llama3-8b -P 4 -M 16 --tensor-parallel 2 --zero 1"),
-        ("torchtitan", True, "-m llama3-8b -P 4 -M 8 --recompute full"),
-        ("Megatron-LM", True, "-m llama3-8b -P 2 -M 16 --zero 1 --overlap 1 --recompute full"),
-        ("Megatron-LM", True, "-m llama3-8b -P 4 -M 8 --tensor-parallel 2 --recompute full"),
-        ("Megatron-LM", True, "-m llama3-8b -P 8 -M 8 --tensor-parallel 2 --zero 1"),
-    ],
-)
+@with_cases("launcher is_combined line", *read_cases("largest remedies of shelves"))
 def test_a_shelf_shows_its_largest_remedy(answer, answer_and_text, launcher, is_combined, line):
     run = ("explain", "-s", "1f1b", *line.split(), "-y", "h100", "--minibatch", 32)
     run = (*run, "--data-parallel", 2, "--launcher", launcher, "--schedules", "interleaved-1f1b")
@@ -428,17 +405,7 @@ def test_repairs_come_before_faster_hardware(answer, tmp_path, name):
 
 # all numbers of stages per worker
 
-EDGES = {"embedding_units": 1, "loss_units": 1}
-SPLIT = {"tensor_parallel": 8, "sequence_parallel": True, "data_parallel": 4, "zero": 1}
-EXPERTS = {"tensor_parallel": 2, "sequence_parallel": True, "data_parallel": 16, "zero": 1}
-EXPERTS |= {"expert_parallel": 8, "expert_tensor_parallel": 1}
-AGAIN = {"recompute": "full", "data_parallel": 4}
-STAGED = [  # launcher, its schedules, model, system, workers, microbatches, fields of the workload
-    ("torchtitan", "interleaved-1f1b interleaved-zb", "llama3-70b", "h100", 4, 8, SPLIT | EDGES),
-    ("torchtitan", "interleaved-zb looped-bfs", "llama3-8b", "a100", 4, 8, EDGES),
-    ("Megatron-LM", "interleaved-1f1b", "mixtral-8x22b", "h200", 4, 16, EXPERTS),
-    ("MaxText", "circular", "llama3-8b", "h200", 2, 8, AGAIN),
-]
+STAGED = read_cases("stages per worker of launchers")
 
 
 @pytest.mark.parametrize("case", STAGED, ids=lambda case: f"{case[0]} {case[2]}")
@@ -497,15 +464,7 @@ def test_a_combination_counts_from_a_hundredth_of_the_step(step, single, both, i
     assert best_rows(rows, step) == [rows[is_shown]]
 
 
-@pytest.mark.parametrize(
-    ("schedule", "model", "options", "fields"),
-    [
-        ("combined-1f1b", "qwen3-30b-a3b", TWO, {"expert_parallel": 8, "data_parallel": 8}),
-        ("slimpipe", "llama3-8b", {}, {}),
-        ("chunked-prefill", "llama3-8b", {}, {}),
-        ("interleaved-1f1b", "qwen3-30b-a3b", TWO, {"data_parallel": 2}),
-    ],
-)
+@with_cases("schedule model options fields", *read_cases("runs of a slow host"))
 def test_a_slow_host_is_a_cause_of_any_table(schedule, model, options, fields):
     size = {"num_workers": 4, "num_microbatches": 8, "options": options}
     workload, system = pj.Workload(pj.load_model(model), 8, **fields), pj.load_system("gb200")
@@ -526,15 +485,7 @@ def test_a_slow_host_is_a_cause_of_any_table(schedule, model, options, fields):
     assert not any(cause.kind == "host" for cause in pj.explain(fast, schedules=["1f1b"]).faults)
 
 
-@pytest.mark.parametrize(
-    ("name", "link", "slow"),
-    [
-        ("gpipe", "blocking", (1.0, 6.0)),
-        ("gpipe", "delay", (9.0, 9.0)),
-        ("1f1b", "blocking", (8.0, 1.0)),
-        ("1f1b", "delay", (5.0, 5.0)),
-    ],
-)
+@with_cases("name link slow", *read_cases("slow links"))
 def test_a_remedy_shortens_a_slow_link_only_if_it_then_costs_less(name, link, slow):
     """The link between workers 2 and 3 costs what it would save at the others' mean time."""
     times = np.full((2, 1, 5), 0.1)

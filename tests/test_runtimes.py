@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from case_tables import read_cases
 from daily import daily
 from hypothesis import Phase as Stage, given, settings
 from legal_sizes import WHOLE, build
@@ -338,14 +339,8 @@ FILES = [
     *("1F1B_4_8.comms", "Interleaved1F1B_4_8.comms", "InterleavedZeroBubble_4_8"),
     *("ZBVZeroBubble_4_8", "DualPipeV_4_8", "DualPipeV_4_8.comms"),
 ]
-LINKS = [
-    ("delay", "worker"),
-    ("queued", "worker"),
-    ("blocking", "worker"),
-    ("rendezvous", "worker"),
-    ("rendezvous", "pair"),
-    ("rendezvous", "direction"),
-]
+LINKS = [(link, "worker") for link in ("delay", "queued", "blocking", "rendezvous")]
+LINKS += [("rendezvous", queues) for queues in ("pair", "direction")]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -383,13 +378,7 @@ def test_interleaved_zb_is_pytorchs(data):  # cell by cell; columns of idle cell
 # Tables for JaxPP and Shardy: modules that make what those runtimes take, in the table's order
 
 JAXPP = json.loads((Path(__file__).parent / "data" / "jaxpp_schedules.json").read_text())
-OWN = {  # class of JaxPP -> schedule here
-    "Std1F1B": "1f1b",
-    "Eager1F1B": "eager-1f1b",
-    "GPipe": "gpipe",
-    "ZeroBubble": "zb-h1",
-    "Interleaved1F1B": "interleaved-1f1b",
-}
+OWN = read_cases("schedules of JaxPP")
 
 
 def schedule(name, workers=4, microbatches=8):

@@ -6,6 +6,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from case_tables import read_cases
 from daily import with_cases
 from legal_sizes import build
 
@@ -49,14 +50,7 @@ def test_weights_that_replicas_split_wait_by_the_share_that_is_not_hidden():
     np.testing.assert_allclose(waits, phases(), rtol=1e-3)
 
 
-@with_cases(
-    "name options last",
-    # stages of the last gradients
-    ("1f1b", {}, [0, 1, 2, 3]),
-    ("interleaved-1f1b", {"stages_per_worker": 2}, [0, 1, 2, 3]),
-    ("zb-v", {}, [0, 1, 2, 3]),
-    ("chimera", {}, [0, 1]),  # both pipes end on a worker of stage 0 or 1
-)
+@with_cases("name options last", *read_cases("workers of last updates"))
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_the_hosts_time_of_a_step_counts_once_per_worker(name, options, last, replicas):
     """50 ms follow the last update of every worker: the step grows by 50 ms, whatever it holds."""

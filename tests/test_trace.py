@@ -14,7 +14,8 @@ import justhtml
 import numpy as np
 import pytest
 import trace_truth as truth
-from daily import daily
+from case_tables import read_cases
+from daily import daily, with_cases
 from explorer_cases import get_scene, run_of_page, unpack
 from markupsafe import escape
 from matplotlib.collections import QuadMesh
@@ -322,16 +323,7 @@ def stretched(run, factor):
     return dataclasses.replace(run, start=factor * run.start, finish=factor * run.finish)
 
 
-@pytest.mark.parametrize(
-    ("factors", "odd"),
-    [
-        ((4, 1, 1, 1, 1), [0]),  # a warm-up
-        ((1, 1, 1, 1.3, 1), [3]),
-        ((1, 2, 1, 3, 1), [1, 3]),
-        ((1, 1.05, 1, 1, 0.5), []),  # not by a tenth, and a short one
-        ((1, 4), []),  # of two steps, either may be odd
-    ],
-)
+@with_cases("factors odd", *read_cases("odd steps"))
 def test_means_leave_out_odd_steps_and_name_them(factors, odd, answer, answer_and_text, folder):
     """1F1B on 4 workers takes 33 s: 11 microbatches of 3 s are in the way."""
     run = pj.evaluate(make_table("1f1b"), pj.Costs(forward=1.0, backward=2.0))
@@ -521,21 +513,7 @@ def test_some_steps_alone(answer, mistake, folder):
         assert "--only-steps must be as 2:20" in mistake("trace", "run.csv", "--only-steps", text)
 
 
-MACHINE = "inspect the machine of stage 3, or lighten its head or recomputation"
-
-
-@pytest.mark.parametrize(
-    ("chunks", "stage", "factor", "layers", "action"),
-    [
-        (1, 3, 1.3, None, "layers over stages: all stages take equally long"),
-        # 1.1 s each, and 1 s; a third would make 1.1 s
-        (1, 3, 1.3, "10", "layers over stages: 11,11,10,8"),
-        *((1, 3, 1.3, layers, MACHINE) for layers in ("1", "2")),
-        # stage 1 of the worker of stage 5 is quick: this is no fault of its machine
-        (2, 5, 1.4, "1", "lighten the layers or recomputation of stage 5"),
-        (2, 7, 1.4, "1", "lighten the head or recomputation of stage 7"),
-    ],
-)
+@with_cases("chunks stage factor layers action", *read_cases("slow stages and their layers"))
 def test_the_first_remedy_of_a_slow_stage_moves_layers_if_they_are_small_enough(
     chunks, stage, factor, layers, action, answer_and_text, folder
 ):
@@ -814,16 +792,7 @@ def test_an_odd_step_names_the_command_that_finds_its_late_op(
     assert answer(*shlex.split(command))["finding"]["ratio"] is None
 
 
-@pytest.mark.parametrize(
-    ("slow", "odd", "is_named"),
-    [
-        (2, [4], False),  # the fault of the first line is a slow stage
-        (0, [1], False),
-        (3, [2, 9], False),
-        (None, [5], False),  # the odd step itself
-        (2, [4], True),  # its sentence names its op
-    ],
-)
+@with_cases("slow odd is_named", *read_cases("late ops of odd steps"))
 def test_every_odd_step_has_the_command_that_finds_its_late_op(call, folder, slow, odd, is_named):
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
     forward, backward = np.ones((4, 8)), np.full(4, 2.0)
@@ -852,15 +821,7 @@ def test_every_odd_step_has_the_command_that_finds_its_late_op(call, folder, slo
     assert has_command == (not is_named)  # the first screen has room for it
 
 
-@pytest.mark.parametrize(
-    ("steps", "late", "spread", "why", "over"),
-    [
-        ([3], 15.0, 0.0, "ops start late", "time in the only step"),
-        ([0, 1, 2, 3], 15.0, 0.0, "ops start late", "mean time over all steps"),
-        ([3, 4], 3.0, 0.0, "ops start late", "mean time over all steps"),
-        ([0, 1, 2, 3], 0.0, 0.7, "steps vary", "mean time over all steps"),
-    ],
-)
+@with_cases("steps late spread why over", *read_cases("gaps of the mean step"))
 def test_the_sentence_on_the_mean_step_gives_the_reason_of_its_gap(
     call, folder, steps, late, spread, why, over
 ):

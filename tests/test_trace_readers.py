@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trace_truth as truth
+from case_tables import read_cases
 from daily import with_cases
 
 import pipejax as pj
@@ -141,17 +142,7 @@ def write_ops(path, head, factor=1.0, begin=0.0):
     return path
 
 
-@with_cases(
-    "head factor begin",
-    ("start_ms,dur_ms", 1.0, 0.0),
-    ("startMs,durationMs", 1.0, 0.0),
-    ("Start (usec),Dur [usec]", 1e3, 0.0),
-    ("begin_nanos,elapsed_nanos", 1e6, 0.0),
-    ("start,duration", 1e-3, 0.0),  # ops of 18 us or 18 ms, so seconds
-    ("start,duration", 5.0, 0.0),  # ops of 90 ms or 90 s, so milliseconds, 5 times as long
-    ("start,duration", 1.0, 1.75e12),  # milliseconds since 1970
-    ("start,duration", 1e3, 1.75e15),
-)
+@with_cases("head factor begin", *read_cases("units of times"))
 def test_units_are_stated_by_names_or_by_plausible_times(head, factor, begin, tmp_path):
     trace = read(write_ops(tmp_path / "run", head, factor, begin))
     scale = 5.0 if factor == 5.0 else 1.0
@@ -555,14 +546,7 @@ def test_ranks_that_no_file_states_follow_stages(tmp_path):
         assert trace.worker.tolist() == trace.stage.tolist()
 
 
-@with_cases(
-    "name rank",
-    ("step4_rank_2.json", 2),
-    ("pp_rank_1_tp_rank_0.json", None),
-    ("tp_rank_0_rank_7.json", 7),
-    ("rank-3/trace.json", 3),
-    ("pp1.json", None),
-)
+@with_cases("name rank", *read_cases("ranks in names of files"))
 def test_ranks_on_single_axes_are_no_ranks_of_the_run(name, rank):
     assert file_rank(Path("folder", name)) == rank
 

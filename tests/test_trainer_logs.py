@@ -6,6 +6,7 @@ import itertools
 import os
 
 import pytest
+from case_tables import read_cases
 from daily import with_cases
 
 from pipejax.base.progress import Notice
@@ -15,48 +16,10 @@ from pipejax.costs.measured.rows_file import read_rows
 pytestmark = pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
 COLUMNS = "tensor=2,pipeline=2,accelerators=8,microbatch_size=1,recompute=full"
 BATCH = ",global_batch=16"
-TITAN = (
-    "[rank0]:2025-01-10 16:07:{0:02d},580 - root - INFO - \x1b[31mstep: {0:2d}\x1b[0m  loss: 12.9  "
-    "memory: 22.74GiB(28.73%)  tps: {1}  mfu: 1.66%"
-)
-ENGINE = "steps: {0}0 loss: 2.3 iter time (s): {1}"
-TIMER = (
-    "[2024-05-01 10:00:00,000] [INFO] [timer.py:264:stop] epoch=0/micro_step={0}0/global_step={0}0,"
-    " RunningAvgSamplesPerSec=62.5, CurrSamplesPerSec={1}, MemAllocated=1.0GB, MaxMemAllocated=2GB"
-)
-NEMO = (
-    "Training epoch 0, iteration {0}/9 | lr: 3e-06 | global_batch_size: 512 | global_step: {0} | "
-    "reduced_train_loss: 11.0 | train_step_timing in s: {1} | consumed_samples: 512"
-)
-NANOTRON = (
-    "01/01/2024 00:00:00 [INFO|DP=0|PP=1|TP=0]: iteration: {0} / 15 | consumed_tokens: 1.57M | "
-    "elapsed_time_per_iteration_ms: {1} | tokens_per_sec: 787K | global_batch_size: 1.02K |"
-)
-FACE = "{{'train_runtime': 99.1, 'train_samples_per_second': 8.1, 'train_steps_per_second': {1}}}"
-MAXTEXT = (
-    "completed step: {0}, seconds: {1}, TFLOP/s/device: 400.123, Tokens/s/device: 8192.1, "
-    "total_weights: 131072, loss: 10.8"
-)
-BARE = (
-    " iteration {0}/ 50 | consumed samples: 64 | elapsed time per iteration (ms): {1} | "
-    "global batch size: 64 |"
-)
-LATER = "0.512 samples/sec: 62.5"
+LOGS = read_cases("lines of logs")
+TITAN, ENGINE, TIMER, NEMO, NANOTRON, MAXTEXT, FACE, BARE = (text for text, *_ in LOGS.values())
 HALF = "0.5 samples/sec: 64"  # 32 sequences
 IN_TOKENS = NANOTRON.replace("elapsed_time", "time").replace("1.02K", "4.19M")
-# the log, numbers of its iterations, and the row: sequences, seconds (the first one warms up)
-LOGS = {
-    # 16 sequences of 8192 tokens over 8 accelerators are 16384 tokens each: 16384 / 2048 = 8 s
-    "torchtitan": (TITAN, ("120", "2,048", "2,048"), BATCH, 16, 8.0),
-    # 0.512 x 62.5 = 32, and 0.9 x 35.6 = 32.04
-    "DeepSpeed's pipeline engine": (ENGINE, ("0.9 samples/sec: 35.6", LATER, LATER), "", 32, 0.512),
-    "DeepSpeed": (TIMER, ("1.0", "64.0"), BATCH, 16, 0.25),  # 16 / 64
-    "NeMo": (NEMO, ("99.0", "12.5", "12.5"), "", 512, 12.5),
-    "nanotron": (NANOTRON, ("9.9K", "1.25K", "1.35K"), "", 1020, 1.3),
-    "MaxText": (MAXTEXT, ("45.1", "8.0", "8.0"), BATCH, 16, 8.0),
-    "Hugging Face's Trainer": (FACE, ("0.25",), BATCH, 16, 4.0),
-    "Megatron": (BARE, ("9000.0", "4000.0", "4000.0"), "", 64, 4.0),
-}
 STEPS = "completed step: {}, seconds: {}"  # one is cut after its step
 OTHER_NUMBERS = {
     "exponents": (STEPS, ("4.5E+01", "1.2E+01", "1.2e+01"), BATCH, 16, 12.0),
@@ -398,16 +361,7 @@ def test_a_rounded_batch_holds_whole_microbatches(size, batch, tmp_path, answer)
     assert read_log(tmp_path / "a.log", lines, columns, answer)[:2] == (1.25, batch)
 
 
-@with_cases(
-    "text memory",
-    # Megatron-LM counts in 2^20 bytes, Megatron-Bridge in 10^9
-    ("MB) | allocated: 1000.0 | max allocated: 2000.5 | max reserved: 3000.0", 2097676288),
-    ("GB) | mem-allocated-gigabytes: 63.66 | mem-max-allocated-gigabytes: 153.4", 153.4e9),
-    # 61,234.5 x 2^20
-    ("MB) | allocated: 1,000.0 | max allocated: 61,234.5 | x", 64209027072),
-    ("MB) | allocated: 1000.0 | max allocated: 6.12345E+04 | x", 64209027072),
-    ("MB) | allocated: 1000.0 | max allocated: 61.2345K | x", 64209027072),
-)
+@with_cases("text memory", *read_cases("memory in logs"))
 def test_memory_of_a_bare_log_is_that_of_the_fullest_rank(text, memory, tmp_path, answer):
     lines = [BARE.format(step, "4000.0") for step in (1, 2, 3)]
     lines.insert(1, f"[Rank 0] (after 2 iterations) memory ({text}")
@@ -421,14 +375,7 @@ def test_a_log_in_utf_16_is_read(tmp_path, answer):
     assert read_log(tmp_path / "a.log", lines, COLUMNS, answer, "utf-16")[:2] == (4.0, 64)
 
 
-@with_cases(
-    "name number",
-    *(("Megatron", text) for text in ("4000,5", "4.000,5", "4 000.5", "4_000.5", "4'000.5")),
-    *(("MaxText", text) for text in ("4,05", "8,0", "1,23,456.0", "4.05.1")),
-    *(("torchtitan", text) for text in ("2048,5", "2\u202f048", "2.048G")),
-    ("NeMo", "12,5"),
-    ("Hugging Face's Trainer", "0,25"),
-)
+@with_cases("name number", *read_cases("numbers of other languages"))
 def test_numbers_of_other_languages_are_refused(name, number, tmp_path, mistake):
     text, _, more, *_ = LOGS[name]
     path = tmp_path / "train.log"

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from case_tables import read_cases
 from compilations import compilations
 from daily import with_cases
 from step_flop import step_flop
@@ -423,15 +424,7 @@ def test_sizes_of_a_model_may_be_numbers_of_numpy(kind):
 
 
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "llama3-8b", "deepseek-v3", "gpt-22b"])
-@with_cases(
-    "setting",
-    {"sequence_parallel": True},
-    {"scatter_gather": True},
-    {"tensor_overlap": 1.0},
-    {"contiguous_context": True},
-    {"zero": 3},
-    {"overlap": 1.0},
-)
+@with_cases("setting", *read_cases("settings of groups"))
 def test_settings_of_groups_change_no_time_of_a_single_accelerator(model, setting):
     # the eager kernels of this software wait for their host, which starts collectives too
     system = pj.load_stack("torchtitan-2024-eager").on(pj.load_system("h100"))

@@ -5,27 +5,12 @@ import json
 from typing import NamedTuple
 
 import numpy as np
+from case_tables import read_cases
 
 import pipejax as pj
 from pipejax.traces.record import INTEGERS, TIMES
 
-SCHEDULES = (
-    ("gpipe", 4, 8),
-    ("1f1b", 4, 8),
-    ("eager-1f1b", 4, 12),
-    ("interleaved-1f1b", 4, 8),
-    ("looped-bfs", 2, 6),
-    ("zb-h1", 4, 8),
-    ("zb-h2", 4, 12),
-    ("zb-v", 4, 8),
-    ("v-half", 2, 6),
-    ("interleaved-zb", 4, 8),
-    ("chimera", 4, 8),
-    ("hanayo", 2, 6),
-    ("dualpipe", 4, 8),
-    ("dualpipe-v", 4, 8),
-    ("zb-1p", 4, 8),
-)
+SCHEDULES = read_cases("schedules of planted runs")
 FORMS = ("csv", "parquet", "lists", "chrome")
 CHANGES = (
     *("nothing", "no chunk", "no step", "no microbatch", "no chunk, no microbatch"),
