@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+from case_tables import read_cases
 from legal_sizes import build
 from sweep_cases import GRID, TOML, declare, refused, write_grid
 
@@ -91,22 +92,7 @@ def test_points_are_single_evaluations(data):
     assert RESOURCES[int(at.bound_by)] == answer.bound_by
 
 
-AXES = {  # of a sweep; `evaluate` says the same of every point
-    "slow workers": {"schedule": ["1f1b", "chimera"], "stragglers": ["", "2=1.5"]},
-    "updates in rows": {"schedule": "pipedream", "link": ["queued", "rendezvous"]},
-    "degrees": {"zero": [0, 3], "context_parallel": [1, 2], "data_parallel": 4, "overlap": 1.0},
-    "recomputation": {"schedule": "zb-h1", "recompute": ["none", "full", "block:3", "mlp"]},
-    "groups of layers": {"schedule": "zb-h1", "recompute": "uniform:4", "precision": "fp8"},
-    "software": {"stack": ["", "torchtitan-2024", "composer-2023"], "data_parallel": 4, "zero": 3},
-    "an option before software": {"stack": ["", "composer-2023"], "overlap": 0.5, "zero": 3}
-    | {"data_parallel": 4},
-    "parts of experts": {"model": "mixtral-8x7b", "expert_tensor_parallel": [0, 1, 2]},
-    # messages of 25 MB take 0.5 ms at 50 GB/s and 1 ms at 25 GB/s
-    "buffered messages": {"system": ["h100", "a100"], "eager_below": [0.0, 7.5e-4]}
-    | {"link": "rendezvous", "posting": ["early", "program"]},
-    "links of pairs": {"link": "rendezvous", "pair_links": ["", "0-1=queued"]}
-    | {"shared_links": ["", "pairs"]},
-}
+AXES = read_cases("axes of sweeps")
 
 
 @pytest.mark.parametrize("case", AXES)
@@ -328,21 +314,7 @@ def test_damaged_blocks_are_not_taken_for_whole(whole, tmp_path):
     assert get_files(path) == expected
 
 
-# runs each line as a command in a process of its own; what they import is imported once, before
-# anything has started a thread
-FORKS = """
-import os, sys
-import xarray, zarr, pipejax.sweep
-from pipejax.cli.app import run
-xarray.Dataset(coords={"x": [0]})
-for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        os.dup2(2, 1)
-        os._exit(run(line.split()))
-    print(child, flush=True)
-    print(os.waitpid(child, 0)[1], flush=True)
-"""
+FORKS = (DATA / "sweep_forks.txt").read_text()
 
 
 @pytest.fixture
@@ -431,23 +403,7 @@ def test_killed_before_the_store_is_made_it_begins_anew(whole, tmp_path, monkeyp
         assert {name: result[name] for name in metadata} == {n: expected[n] for n in metadata}
 
 
-CLUSTER = """
-import os, pathlib, signal, sys, threading, time
-from distributed import LocalCluster
-from pipejax.cli.app import run
-out, grid = map(pathlib.Path, sys.argv[1:])
-with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-    killed = []
-    def kill():
-        while len(list(out.glob("block_checksum/[0-9]*"))) < 2:
-            time.sleep(0.001)
-        os.kill(cluster.workers[0].pid, signal.SIGKILL)
-        killed.append(True)
-    threading.Thread(target=kill, daemon=True).start()
-    address = cluster.scheduler_address
-    code = run(["sweep", "run", str(grid), "--out", str(out), "--scheduler", address, "--json"])
-    sys.exit(code or not killed)
-"""
+CLUSTER = (DATA / "sweep_cluster.txt").read_text()
 
 
 @pytest.mark.slow
