@@ -25,7 +25,6 @@ from pipejax.search.schedule.initial_plans import greedy_plan
 from pipejax.search.schedule.plan import plan_objective
 from pipejax.search.schedule.problem import build_problem
 
-CASES = read_cases("cost_cases.json")
 EXAMPLES = int(os.environ.get("EXAMPLES", "200"))
 SHARES = {"run": 0.5, "optimum": 0.1}
 SHARES |= {"formula of a grammar": 0.1}
@@ -394,7 +393,7 @@ def test_an_optimum_that_was_damaged_is_refused_whatever_was_changed():
         assert verdict is None or not verdict.ok, path
 
 
-@with_cases("by claim", *CASES["test_a_bound_that_cannot_be_derived_is_not_believed"])
+@with_cases("by claim", *read_cases("test_a_bound_that_cannot_be_derived_is_not_believed"))
 def test_a_bound_that_cannot_be_derived_is_not_believed(by, claim):
     """It is one of those that are checked, so it is not taken on trust."""
     claimed = written(run_with_bounds())

@@ -20,7 +20,6 @@ from pipejax.costs.costs import FIELDS, PHASE_FIELDS, unchecked_costs
 from pipejax.engine.pricing import price
 from pipejax.schedules import REGISTRY
 
-CASES = read_cases("cost_cases.json")
 TABLE = pj.schedules.build("chimera", num_workers=4, num_microbatches=8)
 SPLIT = pj.ScheduleTable.from_rows([["0F0", "0I0", "0W0"], ["1F0", "1I0", "1W0"]])
 PHASES = ("F", "B", "I", "W", "R", "O", "L")
@@ -380,7 +379,7 @@ def test_filled_in_times_of_a_replaced_record_follow_again(times, changes, expec
 
 @with_cases(
     "changes stale",
-    *CASES["test_costs_of_a_tree_function_refuse_a_new_time_beside_what_followed_from_old"],
+    *read_cases("test_costs_of_a_tree_function_refuse_a_new_time_beside_what_followed_from_old"),
 )
 def test_costs_of_a_tree_function_refuse_a_new_time_beside_what_followed_from_old(changes, stale):
     costs = pj.Costs(forward=1.0, backward=2.0, offload=1.0)
@@ -403,7 +402,8 @@ def test_costs_of_a_tree_function_follow_where_none_is_given():
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, ">f8"])
 @with_cases(
-    "field others derived expected", *CASES["test_an_array_that_changes_later_changes_no_costs"]
+    "field others derived expected",
+    *read_cases("test_an_array_that_changes_later_changes_no_costs"),
 )
 def test_an_array_that_changes_later_changes_no_costs(field, others, derived, expected, dtype):
     array = np.array([2, 2, 2], dtype)

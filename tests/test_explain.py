@@ -26,7 +26,6 @@ from pipejax.search.remedies.candidates import first_candidate
 from pipejax.search.remedies.changes import schedules
 from pipejax.search.remedies.explain import shortens
 
-CASES = read_cases("explain_cases.json")
 LINKS = list(LINK_MODELS)
 OWN_FILE = "your own schedule file or code"
 THIN = {"data_parallel": 64, "zero": 1, "expert_parallel": 16, "precision": "mxfp8"}
@@ -330,7 +329,8 @@ def test_a_slow_stage_is_named_beside_longer_ends():
 
 
 @with_cases(
-    "schedule times stage", *CASES["test_a_place_that_costs_more_than_the_uneven_split_is_named"]
+    "schedule times stage",
+    *read_cases("test_a_place_that_costs_more_than_the_uneven_split_is_named"),
 )
 def test_a_place_that_costs_more_than_the_uneven_split_is_named(schedule, times, stage):
     table = built(*schedule)
@@ -483,7 +483,7 @@ def test_a_modelled_run_that_does_not_fit_says_what_does(answer, answer_and_text
     assert "remedies may need 75.2 GB (--memory-limit)" in text
 
 
-@with_cases("kind line", *CASES["test_exchanges_inside_layers_are_a_cause"])
+@with_cases("kind line", *read_cases("test_exchanges_inside_layers_are_a_cause"))
 def test_exchanges_inside_layers_are_a_cause(answer, kind, line):
     run = [*["-s", "gpipe", "-P", "1", "-M", "4", "-y", "h100", "--minibatch", "4"], *line.split()]
     more = ["--memory-limit", "1000TB", "--schedules", "gpipe"]
@@ -636,7 +636,7 @@ def test_halves_of_a_backward_are_said(answer, tmp_path):
         assert "assumes" not in answer("evaluate", "-s", "1f1b", *size)
 
 
-@with_cases("size option launcher", *CASES["test_the_memory_of_now_says_what_it_rules_out"])
+@with_cases("size option launcher", *read_cases("test_the_memory_of_now_says_what_it_rules_out"))
 def test_the_memory_of_now_says_what_it_rules_out(answer, answer_and_text, size, option, launcher):
     fields = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad"}
     pairs = (part.split("=") for part in option.split(","))
@@ -675,7 +675,7 @@ def test_the_memory_of_now_says_what_it_rules_out(answer, answer_and_text, size,
 
 @with_cases(
     "size link slow_stage long is_hidden",
-    *CASES["test_causes_that_hide_each_other_are_named_with_the_saving_of_both"],
+    *read_cases("test_causes_that_hide_each_other_are_named_with_the_saving_of_both"),
 )
 def test_causes_that_hide_each_other_are_named_with_the_saving_of_both(
     answer_and_text, tmp_path, size, link, slow_stage, long, is_hidden
@@ -722,7 +722,8 @@ def test_causes_that_hide_each_other_are_named_with_the_saving_of_both(
 
 
 @with_cases(
-    "model schedule size fields is_slow", *CASES["test_a_host_that_starts_kernels_late_is_a_cause"]
+    "model schedule size fields is_slow",
+    *read_cases("test_a_host_that_starts_kernels_late_is_a_cause"),
 )
 def test_a_host_that_starts_kernels_late_is_a_cause(model, schedule, size, fields, is_slow):
     system = pj.load_system("h100")
@@ -747,7 +748,7 @@ def test_a_host_that_starts_kernels_late_is_a_cause(model, schedule, size, field
 
 @with_cases(
     "model system workers fields",
-    *CASES["test_less_recomputation_is_tried_with_settings_that_save_memory"],
+    *read_cases("test_less_recomputation_is_tried_with_settings_that_save_memory"),
 )
 def test_less_recomputation_is_tried_with_settings_that_save_memory(model, system, workers, fields):
     table = build("1f1b", workers, 32)
@@ -768,7 +769,7 @@ def test_less_recomputation_is_tried_with_settings_that_save_memory(model, syste
     assert remedy.what in result.bottleneck.why
 
 
-@with_cases("forward text", *CASES["test_all_workers_of_the_largest_load_are_named"])
+@with_cases("forward text", *read_cases("test_all_workers_of_the_largest_load_are_named"))
 def test_all_workers_of_the_largest_load_are_named(forward, text):
     table = build("1f1b", len(forward), 16)
     costs = pj.Costs(forward=forward, backward=forward)
@@ -777,7 +778,7 @@ def test_all_workers_of_the_largest_load_are_named(forward, text):
 
 
 # start and end of the pipeline among other causes
-@with_cases("exchange names first", *CASES["test_start_and_end_that_save_most_come_first"])
+@with_cases("exchange names first", *read_cases("test_start_and_end_that_save_most_come_first"))
 def test_start_and_end_that_save_most_come_first(answer_and_text, tmp_path, exchange, names, first):
     path = tmp_path / "costs.json"
     path.write_text(json.dumps({"unit": "seconds", "F": 1, "I": 1, "W": 1, "A": exchange}))
@@ -849,7 +850,7 @@ def with_less_in_flight(workers, microbatches, limits):
 
 @with_cases(
     "workers microbatches limits",
-    *CASES["test_gaps_of_an_order_come_first_and_a_built_in_order_fills_them"],
+    *read_cases("test_gaps_of_an_order_come_first_and_a_built_in_order_fills_them"),
 )
 def test_gaps_of_an_order_come_first_and_a_built_in_order_fills_them(
     answer, answer_and_text, tmp_path, workers, microbatches, limits
@@ -907,7 +908,7 @@ def test_a_launcher_is_not_blamed_for_recomputation_that_it_cannot_change():
 
 
 @with_cases(
-    "schedule stage factor", *CASES["test_a_slow_stage_has_one_number_as_cause_and_as_repair"]
+    "schedule stage factor", *read_cases("test_a_slow_stage_has_one_number_as_cause_and_as_repair")
 )
 def test_a_slow_stage_has_one_number_as_cause_and_as_repair(schedule, stage, factor):
     """It costs what the step is longer than with this stage at the median of the others."""
@@ -942,7 +943,7 @@ def test_reports_count_single_things_in_the_singular(call, workers, count):
         assert not re.search(r"(?<![\d.])1 (workers|stages|microbatche)|microbatche\b", text)
 
 
-@with_cases("options place", *CASES["test_a_slow_worker_of_a_single_stage_has_no_stages"])
+@with_cases("options place", *read_cases("test_a_slow_worker_of_a_single_stage_has_no_stages"))
 def test_a_slow_worker_of_a_single_stage_has_no_stages(call, options, place):
     worker = options[3] - 1
     slow = ("--stragglers", f"{worker}=1.5", "-W", "F=1ms,B=2ms", "-M", 8)
@@ -1067,7 +1068,7 @@ def test_memory_rules_out_no_schedule_that_saves_less_than_another_option():
     assert not any(fault.kind == "memory" for fault in result.faults)
 
 
-@with_cases("launcher schedule precision fields", *CASES["test_remedies_fit_as_plans_do"])
+@with_cases("launcher schedule precision fields", *read_cases("test_remedies_fit_as_plans_do"))
 def test_remedies_fit_as_plans_do(answer, answer_and_text, launcher, schedule, precision, fields):
     available, factors = float(pj.load_system("h100").memory_available), []
     if launcher == "torchtitan":
@@ -1176,7 +1177,9 @@ def test_a_remedy_against_a_slow_host_shortens_the_time_that_the_host_takes():
     assert verdicts == {True: True, False: False}  # larger microbatches, and combined-1f1b
 
 
-@with_cases("base slow", *CASES["test_a_slow_link_stays_between_its_workers_in_other_schedules"])
+@with_cases(
+    "base slow", *read_cases("test_a_slow_link_stays_between_its_workers_in_other_schedules")
+)
 def test_a_slow_link_stays_between_its_workers_in_other_schedules(base, slow):
     more = {"stages_per_worker": 2} if base == "interleaved-1f1b" else {}
     table = build(base, 4, 12, **more)

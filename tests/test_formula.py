@@ -19,7 +19,6 @@ from pipejax.engine.lowering.program import run_on_host
 from pipejax.schedules import REGISTRY
 from pipejax.schedules.table.links import LINK_MODELS
 
-CASES = read_cases("cost_cases.json")
 ASYNCHRONOUS = ("pipedream", "pipedream-2bw", "local-sgd")
 SYNCHRONOUS = [name for name in REGISTRY if name not in ASYNCHRONOUS]
 LINKS = list(LINK_MODELS)
@@ -128,7 +127,7 @@ def test_other_links_and_tables_are_proved_too(name, links):
     assert accepted(json.loads(json.dumps(pj.formula(program).certificate(table))))
 
 
-@with_cases("name options", *CASES["test_a_saved_form_is_the_same"])
+@with_cases("name options", *read_cases("test_a_saved_form_is_the_same"))
 def test_a_saved_form_is_the_same(name, options, tmp_path):
     table = build(name, 4, 8)
     form = pj.formula(pj.lower(table, step_end="parameters" in options), **options)
@@ -379,7 +378,7 @@ def within(regions, theta):
     return inside
 
 
-@with_cases("names p m box", *CASES["test_regions_are_where_each_is_faster"])
+@with_cases("names p m box", *read_cases("test_regions_are_where_each_is_faster"))
 def test_regions_are_where_each_is_faster(names, p, m, box):
     first, second = get_forms(names, p, m, box=box)
     result = pj.analysis.versus(first, second)

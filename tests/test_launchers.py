@@ -22,7 +22,6 @@ from pipejax.costs.system.system import data_file
 from pipejax.sweep import run_sweep
 from pipejax.sweep.plan.layouts import PlanRequest, enumerate_layouts, layout_workload
 
-CASES = read_cases("launcher_cases.json")
 LLAMA = pj.load_model("llama3-8b")  # 32 layers
 # options of Megatron-LM core 0.20, of torchtitan 0.2.2 and of DeepSpeed that a layout can need
 DATA = Path(__file__).parent / "data"
@@ -70,7 +69,7 @@ def test_degrees_batches_and_stages():
     assert torchtitan.lacks == (why,)
 
 
-@with_cases("arguments names", *CASES["test_launchers_are_told_what_travels_beside_compute"])
+@with_cases("arguments names", *read_cases("test_launchers_are_told_what_travels_beside_compute"))
 def test_launchers_are_told_what_travels_beside_compute(arguments, names):
     megatron, torchtitan, deepspeed = launcher_settings(**arguments)
     flags = {"overlap-grad-reduce": "grad-reduce", "overlap-param-gather": "param-gather"}
@@ -123,7 +122,7 @@ def test_what_replicas_split(zero, megatron, reshard):
     assert lacking == ("ZeRO 1 without a pipeline (0, 2 and 3 are there)",)
 
 
-@with_cases("recompute words lacks", *CASES["test_recomputation"])
+@with_cases("recompute words lacks", *read_cases("test_recomputation"))
 def test_recomputation(recompute, words, lacks):
     result = launcher_settings(recompute=recompute)
     assert words in result[0].text
@@ -133,7 +132,8 @@ def test_recomputation(recompute, words, lacks):
 
 
 @with_cases(
-    "schedule options name", *CASES["test_torchtitan_places_stages_of_a_file_as_the_named_schedule"]
+    "schedule options name",
+    *read_cases("test_torchtitan_places_stages_of_a_file_as_the_named_schedule"),
 )
 def test_torchtitan_places_stages_of_a_file_as_the_named_schedule(schedule, options, name):
     torchtitan = pj.costing.pipeline_launches(build(schedule, 4, 8, **options))[2]
@@ -257,7 +257,7 @@ def test_megatron_bridge_takes_the_options_of_megatron_as_fields_of_its_records(
 # layers only without a pipeline.
 @with_cases(
     "layers windowed experts workers stages per_stage",
-    *CASES["test_maxtext_splits_layers_in_pairs"],
+    *read_cases("test_maxtext_splits_layers_in_pairs"),
 )
 def test_maxtext_splits_layers_in_pairs(layers, windowed, experts, workers, stages, per_stage):
     base = pj.load_model("gpt-oss-120b") if experts else LLAMA
@@ -293,7 +293,7 @@ def test_maxtext_has_two_schedules_and_full_recomputation():
 
 @with_cases(
     "schedule microbatches options lacking",
-    *CASES["test_a_launcher_has_a_schedule_by_any_of_its_names"],
+    *read_cases("test_a_launcher_has_a_schedule_by_any_of_its_names"),
 )
 def test_a_launcher_has_a_schedule_by_any_of_its_names(schedule, microbatches, options, lacking):
     table = build(schedule, 2, microbatches, **options)
@@ -328,7 +328,7 @@ def test_tune_splits_the_axes_of_maxtext_over_nodes(answer):
     assert axes == {"ici_fsdp_parallelism": 8, "dcn_fsdp_parallelism": 4}
 
 
-@with_cases("schedule fields lacks", *CASES["test_experts_beside_compute"])
+@with_cases("schedule fields lacks", *read_cases("test_experts_beside_compute"))
 def test_experts_beside_compute(schedule, fields, lacks):
     options = {} if schedule == "1f1b" else {"stages_per_worker": 2}
     table = build(schedule, 2, 8, **options)
@@ -363,7 +363,7 @@ def test_the_order_of_experts_beside_compute_has_needs(schedule, stages, fields,
     assert ("overlap-moe-expert-parallel-comm" in alone.options) == (schedule == "combined-1f1b")
 
 
-@with_cases("fields count", *CASES["test_megatron_has_the_queues_that_it_asks_for"])
+@with_cases("fields count", *read_cases("test_megatron_has_the_queues_that_it_asks_for"))
 def test_megatron_has_the_queues_that_it_asks_for(fields, count):
     table = build("1f1b", 2, 8)
     workload = pj.Workload(LLAMA, minibatch=8, **fields)
@@ -373,7 +373,7 @@ def test_megatron_has_the_queues_that_it_asks_for(fields, count):
 
 
 @pytest.mark.parametrize("launcher", ["Megatron-LM", "Megatron-Bridge"])
-@with_cases("schedule fields name", *CASES["test_before_blackwell_tensor_overlap_goes_alone"])
+@with_cases("schedule fields name", *read_cases("test_before_blackwell_tensor_overlap_goes_alone"))
 def test_before_blackwell_tensor_overlap_goes_alone(launcher, schedule, fields, name):
     table = build(schedule, 2, 8, stages_per_worker=2)
     base = {"tensor_parallel": 2, "sequence_parallel": True, "tensor_overlap": 1.0}
@@ -427,7 +427,8 @@ def test_torchtitan_counts_embedding_and_head_as_layers_unless_options_say_other
 
 
 @with_cases(
-    "stack is_compiled", *CASES["test_torchtitan_is_told_to_compile_where_the_stack_fuses_kernels"]
+    "stack is_compiled",
+    *read_cases("test_torchtitan_is_told_to_compile_where_the_stack_fuses_kernels"),
 )
 def test_torchtitan_is_told_to_compile_where_the_stack_fuses_kernels(answer, stack, is_compiled):
     options = ("--stack", stack) if stack else ()
@@ -444,7 +445,8 @@ def test_torchtitan_is_told_to_compile_where_the_stack_fuses_kernels(answer, sta
 
 
 @with_cases(
-    "zero overlap option", *CASES["test_deepspeed_is_told_whether_exchanges_are_beside_compute"]
+    "zero overlap option",
+    *read_cases("test_deepspeed_is_told_whether_exchanges_are_beside_compute"),
 )
 def test_deepspeed_is_told_whether_exchanges_are_beside_compute(zero, overlap, option):
     # its default is true at stage 3 alone, so a price without overlap needs the option
@@ -489,7 +491,7 @@ def test_deepspeed_overlaps_exchanges_by_default_at_zero_3(answer, tmp_path, zer
 
 @with_cases(
     "workers data zero overlap is_lacked",
-    *CASES["test_deepspeed_overlaps_from_zero_2_without_a_pipeline"],
+    *read_cases("test_deepspeed_overlaps_from_zero_2_without_a_pipeline"),
 )
 def test_deepspeed_overlaps_from_zero_2_without_a_pipeline(workers, data, zero, overlap, is_lacked):
     table = build("1f1b", workers, 8)
@@ -504,7 +506,7 @@ def test_deepspeed_overlaps_from_zero_2_without_a_pipeline(workers, data, zero, 
 
 @with_cases(
     "launcher options says_eager",
-    *CASES["test_a_plan_says_that_kernels_are_eager_and_how_to_compile"],
+    *read_cases("test_a_plan_says_that_kernels_are_eager_and_how_to_compile"),
 )
 def test_a_plan_says_that_kernels_are_eager_and_how_to_compile(call, launcher, options, says_eager):
     run = ("-m", "llama3-8b", "-y", "h100", "--gpus", 8, "--minibatch", 8, "--pipeline", 2)
@@ -513,7 +515,9 @@ def test_a_plan_says_that_kernels_are_eager_and_how_to_compile(call, launcher, o
     assert ("eager kernels, not compiled (change: --stack torchtitan-2024)" in line) == says_eager
 
 
-@with_cases("workers overlap text", *CASES["test_a_plan_says_that_other_stages_hide_exchanges"])
+@with_cases(
+    "workers overlap text", *read_cases("test_a_plan_says_that_other_stages_hide_exchanges")
+)
 def test_a_plan_says_that_other_stages_hide_exchanges(call, workers, overlap, text):
     run = ("-m", "llama3-8b", "-y", "h100", "--gpus", 8, "--minibatch", 8, "--tensor", 1)
     result = call("plan", *run, "--pipeline", workers, "--zero", 1, "--overlap", overlap)[1]
@@ -600,7 +604,8 @@ def test_a_plan_for_a_launcher_has_the_layouts_that_it_runs():
 
 @pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
 @with_cases(
-    "launcher model system tensor is_split", *CASES["test_plans_split_sequences_as_launchers_do"]
+    "launcher model system tensor is_split",
+    *read_cases("test_plans_split_sequences_as_launchers_do"),
 )
 def test_plans_split_sequences_as_launchers_do(launcher, model, system, tensor, is_split, answer):
     choices = {"tensor": [tensor], "pipeline": [1, 2], "recompute": ["full"], "zero": [0, 1]}
@@ -672,7 +677,7 @@ def test_a_plan_says_what_other_defaults_change(answer, call):
     assert "MaxText lacks schedule 1f1b (gpipe and circular are there)" in text
 
 
-@with_cases("launcher system options stack", *CASES["test_a_plan_names_measured_stacks"])
+@with_cases("launcher system options stack", *read_cases("test_a_plan_names_measured_stacks"))
 def test_a_plan_names_measured_stacks(answer, answer_and_text, launcher, system, options, stack):
     job = ("plan", "-m", "llama3-8b", "-y", system, "--gpus", 16, "--minibatch", 32)
     line = (*job, "--tensor", 1, "--context", 1, "--launcher", launcher, *options)
@@ -707,7 +712,7 @@ def test_a_plan_says_what_memory_runs_of_the_launcher_took(answer, answer_and_te
 
 @pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
 @with_cases(
-    "launcher gpus sequence choices", *CASES["test_a_plan_begins_with_what_fits_as_measured"]
+    "launcher gpus sequence choices", *read_cases("test_a_plan_begins_with_what_fits_as_measured")
 )
 def test_a_plan_begins_with_what_fits_as_measured(launcher, gpus, sequence, choices):
     model, h100 = dataclasses.replace(LLAMA, sequence=sequence), pj.load_system("h100")
@@ -862,7 +867,7 @@ WITH_W = ("interleaved-zb", "zb-v", "zb-h1", "zb-h2")
 
 
 @pytest.mark.parametrize("schedule", [*WITH_W, "1f1b", "gpipe", "interleaved-1f1b", "looped-bfs"])
-@with_cases("options is_compiled", *CASES["test_torchtitan_has_no_w_in_compiled_stages"])
+@with_cases("options is_compiled", *read_cases("test_torchtitan_has_no_w_in_compiled_stages"))
 def test_torchtitan_has_no_w_in_compiled_stages(call, schedule, options, is_compiled):
     line = COMPILED.partition(" --stack")[0].split()
     run = ("evaluate", "-s", schedule, "-P", 2, "-M", 8, *line, *options.split())
@@ -902,7 +907,9 @@ def test_no_command_offers_w_in_compiled_stages(answer, call, tmp_path):
     assert swept.reason.sel(schedule="1f1b").item() == ""
 
 
-@with_cases("line", *CASES["test_explain_offers_the_compiler_of_torchtitan_as_evaluate_prices_it"])
+@with_cases(
+    "line", *read_cases("test_explain_offers_the_compiler_of_torchtitan_as_evaluate_prices_it")
+)
 def test_explain_offers_the_compiler_of_torchtitan_as_evaluate_prices_it(answer, line):
     run = (*line.split(), "--launcher", "torchtitan")
     bare = line.partition(" --stack")[0].split()
@@ -932,7 +939,9 @@ def test_a_run_without_remedies_says_so_in_a_sentence(call, workers):
     assert ("the step has no pipeline" in lines[0]) == (workers == 1)
 
 
-@with_cases("model launcher fields", *CASES["test_options_that_hide_experts_have_one_prediction"])
+@with_cases(
+    "model launcher fields", *read_cases("test_options_that_hide_experts_have_one_prediction")
+)
 def test_options_that_hide_experts_have_one_prediction(model, launcher, fields):
     """Megatron runs combined-1f1b where experts exchange tokens beside compute."""
     system = pj.load_system("h200")
@@ -1004,7 +1013,7 @@ def test_what_a_launcher_lacks_counts_for_a_combination_as_a_whole(model, launch
 
 @with_cases(
     "model schedule is_undone",
-    *CASES["test_bridge_undoes_overlap_of_shared_experts_where_it_refuses_it"],
+    *read_cases("test_bridge_undoes_overlap_of_shared_experts_where_it_refuses_it"),
 )
 def test_bridge_undoes_overlap_of_shared_experts_where_it_refuses_it(model, schedule, is_undone):
     """Megatron-Bridge's comm_overlap.py asserts `not moe_shared_expert_overlap`."""

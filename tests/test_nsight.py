@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from case_tables import read_cases
-from daily import with_cases
+from daily import read_cases, with_cases
 from nsight_files import COPY_TO_DEVICE, Kernel, Process, Range, run_processes, write_export
 
 import pipejax as pj

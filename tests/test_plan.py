@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import pytest
 import strategies
-from case_tables import read_cases
-from daily import daily, with_cases
+from daily import daily, read_cases, with_cases
 from hypothesis import assume, given
 
 import pipejax as pj

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import reference
 import strategies
-from case_tables import read_cases
-from daily import with_cases
+from daily import read_cases, with_cases
 from hypothesis import given, strategies as st
 from legal_sizes import WHOLE
 

@@ -7,8 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from case_tables import read_cases
-from daily import with_cases
+from daily import read_cases, with_cases
 from hypothesis import given, settings, strategies as st
 from legal_sizes import build
 from reference import assert_runs, texts

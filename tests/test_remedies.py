@@ -8,8 +8,7 @@ import shlex
 
 import numpy as np
 import pytest
-from case_tables import read_cases
-from daily import daily, with_cases
+from daily import daily, read_cases, with_cases
 from launch_reader import read_launch
 
 import pipejax as pj

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from case_tables import read_cases
-from daily import daily
+from daily import daily, read_cases
 from hypothesis import Phase as Stage, given, settings
 from legal_sizes import WHOLE, build
 from mpmd_stand_ins import PipelineSchedule, executed, fragments, make_op, make_text, preprocessed

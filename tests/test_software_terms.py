@@ -6,8 +6,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from case_tables import read_cases
-from daily import with_cases
+from daily import read_cases, with_cases
 from legal_sizes import build
 
 import pipejax as pj

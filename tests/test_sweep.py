@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
-from case_tables import read_cases
+from daily import read_cases
 from legal_sizes import build
 from sweep_cases import GRID, TOML, declare, refused, write_grid
 

@@ -14,8 +14,7 @@ import justhtml
 import numpy as np
 import pytest
 import trace_truth as truth
-from case_tables import read_cases
-from daily import daily, with_cases
+from daily import daily, read_cases, with_cases
 from explorer_cases import get_scene, run_of_page, unpack
 from markupsafe import escape
 from matplotlib.collections import QuadMesh

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trace_truth as truth
-from case_tables import read_cases
-from daily import with_cases
+from daily import read_cases, with_cases
 
 import pipejax as pj
 from pipejax.traces.clocks import aligned

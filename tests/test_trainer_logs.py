@@ -6,8 +6,7 @@ import itertools
 import os
 
 import pytest
-from case_tables import read_cases
-from daily import with_cases
+from daily import read_cases, with_cases
 
 from pipejax.base.progress import Notice
 from pipejax.costs.measured.megatron_log import read_log as read_any_log

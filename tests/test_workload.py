@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from case_tables import read_cases
 from compilations import compilations
-from daily import with_cases
+from daily import read_cases, with_cases
 from step_flop import step_flop
 
 import pipejax as pj

@@ -5,7 +5,7 @@ import json
 from typing import NamedTuple
 
 import numpy as np
-from case_tables import read_cases
+from daily import read_cases
 
 import pipejax as pj
 from pipejax.traces.record import INTEGERS, TIMES
