@@ -11,7 +11,7 @@ import pytest
 from legal_sizes import build
 
 import pipejax as pj
-from pipejax.search.schedule import anytime_search as run
+from pipejax.search.schedule import initial_plans
 
 ONE = ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8"]
 THREE = [*ONE, "--stage-times", "F=10,I=10,W=10", "--memory-limit", "3"]
@@ -25,7 +25,9 @@ KEYS = (
 
 @pytest.fixture
 def few_baselines(monkeypatch):
-    monkeypatch.setattr(run, "baseline_tables", lambda problem, table: iter([("1f1b", table)]))
+    monkeypatch.setattr(
+        initial_plans, "baseline_tables", lambda problem, table: iter([("1f1b", table)])
+    )
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from certified import check_solution, get_first
 import pipejax as pj
 from pipejax.base.files import DRAFT
 from pipejax.checker.verify import certificate_checksum
-from pipejax.search.schedule import anytime_search as run
+from pipejax.search.schedule import initial_plans
 from pipejax.search.schedule.problem import build_problem
 from pipejax.search.schedule.store import SolvedProblems, StoreWarning, prover
 
@@ -69,7 +69,9 @@ def put_table(store, case, name, bound=1, **options):
 @pytest.fixture(autouse=True)
 def few_baselines(monkeypatch):
     """Compare with the given schedule only: the others take longer than the store."""
-    monkeypatch.setattr(run, "baseline_tables", lambda problem, table: iter([("1f1b", table)]))
+    monkeypatch.setattr(
+        initial_plans, "baseline_tables", lambda problem, table: iter([("1f1b", table)])
+    )
 
 
 @pytest.fixture

@@ -227,7 +227,9 @@ def test_the_default_is_said_and_an_option_changes_it(answer, mistake):
     assert counts[1] - counts[0] == 16 * MIXTRAL_EXPERTS * 7 / 8
     spread = ("--tensor-parallel", 2, "--expert-parallel", 4, "--data-parallel", 2)
     line = mistake("evaluate", *SIZES, *spread)  # Megatron refuses it, too
-    assert "--expert-tensor-parallel 2 (tensor_parallel, by default) x expert_parallel 4" in line
+    assert (
+        "--expert-tensor-parallel 2 (--tensor-parallel, by default) x --expert-parallel 4" in line
+    )
     assert "1 leaves experts whole" in line
 
 
