@@ -121,7 +121,10 @@ def test_dualpipe_is_dualpipe_v_from_both_ends(p, m):
 
     def rows(table, all_values):
         cells = [[cell for cell in row if cell] for row in table.rows()]
-        unit = lambda op: (op.phase, op.stage, op.microbatch // all_values)  # noqa: E731
+
+        def unit(op):
+            return (op.phase, op.stage, op.microbatch // all_values)
+
         return [[[unit(op) for op in cell] for cell in row] for row in cells]
 
     half = rows(build("dualpipe-v", p // 2, m // 2), 1)

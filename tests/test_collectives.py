@@ -227,7 +227,10 @@ def counted(groups, gpus_per_node):
 @pytest.mark.parametrize("order", RANK_ORDERS)
 def test_groups_are_those_of_all_ranks(order):
     names = "tcdp" if order == RANK_ORDERS[0] else "tcpd"
-    spans = lambda degrees: np.cumprod([degrees["tcdp".index(x)] for x in names])  # noqa: E731
+
+    def spans(degrees):
+        return np.cumprod([degrees["tcdp".index(x)] for x in names])
+
     points = itertools.product(*DEGREES, (4, 8, 72))
     cases = [point for point in points if fit_together(spans(point[:4]), point[4])]
     assert len(cases) > 100

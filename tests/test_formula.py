@@ -307,7 +307,9 @@ def make_program(name, p, m, **options):
 
 
 def family(name, p, numbers, later, parameters=("F", "B", "c")):
-    build_number = lambda m: make_program(name, p, m)  # noqa: E731
+    def build_number(m):
+        return make_program(name, p, m)
+
     return pj.analysis.formula_family(build_number, numbers, parameters, verify_on=later)
 
 
@@ -346,7 +348,10 @@ def test_zb_h1_has_the_published_facet():
 
 def test_workers_may_be_the_number():
     how = {"verify_on": [11], "symbol": "P", "degree": 2}
-    program = lambda p: make_program("1f1b", p, 2 * p)  # noqa: E731
+
+    def program(p):
+        return make_program("1f1b", p, 2 * p)
+
     result = pj.analysis.formula_family(program, range(2, 9), ("F", "B", "c"), **how)
     assert str(result) == "(3P - 1)F + (3P - 1)B + (6P - 8)c for P >= 2"
 
@@ -526,7 +531,10 @@ def test_the_command_says_how_far_it_is_and_joins_regions(call, monkeypatch):
 
 def test_a_shorter_period_on_the_last_numbers_is_no_family():
     """Within the fifth round of 1F1B each microbatch adds two messages, as if the period were 1."""
-    program = lambda m: pj.lower(build("1f1b", 6, m))  # noqa: E731
+
+    def program(m):
+        return pj.lower(build("1f1b", 6, m))
+
     result = pj.analysis.formula_family(program, range(6, 30), ("F", "B", "c"))
     assert (result.period, result.first) == (6, 6)
     form = pj.formula(pj.lower(build("1f1b", 6, 32)), ("F", "B", "c"))

@@ -299,7 +299,10 @@ def test_damaged_blocks_are_not_taken_for_whole(whole, tmp_path):
         shutil.copytree(whole, path)
         damage(path / chunk)
         message = []
-        tell = lambda *progress, message=message: message.append(progress)  # noqa: E731
+
+        def tell(*progress, message=message):
+            return message.append(progress)
+
         run_sweep(GRID, path, resume=True, on_progress=tell)
         assert get_files(path) == expected
         assert len(message) == 2, "one block is evaluated, the others stay"

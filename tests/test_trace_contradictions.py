@@ -52,7 +52,10 @@ def test_rows_whose_end_and_duration_differ_are_counted(
     wrong, seconds, unit, head, table, tmp_path
 ):
     slices, _ = truth.recorded(table, 1, "nothing", steps=3)
-    length = lambda s: seconds(s) if wrong(s) else s.end - s.start  # noqa: E731
+
+    def length(s):
+        return seconds(s) if wrong(s) else s.end - s.start
+
     path = write_csv(tmp_path / "run.csv", slices, length, unit, head)
     trace = pj.traces.read(path)
     count = sum(map(wrong, slices))

@@ -117,7 +117,10 @@ def test_csv_says_the_same_by_other_names_and_units(public, runs, tmp_path):
     assert same(read([packed], columns=options), public)
     slow = read(packed, columns=options | {"unit": "s"})
     assert slow.end.max() == pytest.approx(1e3 * public.end.max())
-    change = lambda row: [1e6 * v if 4 <= k < 6 else v for k, v in enumerate(row)]  # noqa: E731
+
+    def change(row):
+        return [1e6 * v if 4 <= k < 6 else v for k, v in enumerate(row)]
+
     micro = make_csv(tmp_path / "c.csv", source, change=change)
     assert same(read(micro, columns={"unit": "us"}), public)
     with pytest.raises(ValueError, match="unknown columns 'rank': known are step, replica"):
@@ -249,7 +252,10 @@ def test_damaged_rows_are_counted_and_the_rest_is_read(tmp_path):
 
 def test_two_jobs_are_not_one_run(runs, tmp_path):
     first = make_csv(tmp_path / "one", runs / "public_job.parquet")
-    change = lambda row: [v + 1 if k == 4 else v for k, v in enumerate(row)]  # noqa: E731
+
+    def change(row):
+        return [v + 1 if k == 4 else v for k, v in enumerate(row)]
+
     later = make_csv(tmp_path / "two", runs / "public_job.parquet", change=change)
     why = r"must be of one run: .*one and .*two both tell of step 23, "
     with pytest.raises(ValueError, match=why):

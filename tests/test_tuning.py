@@ -307,6 +307,8 @@ def test_memory_is_no_limit_where_that_is_said():
 
 
 def test_one_stage_keeps_all_layers():
-    value = lambda points, owner: points[:, 0].astype(float)  # noqa: E731
+    def value(points, owner):
+        return points[:, 0].astype(float)
+
     points, values = improve(np.array([[80]]), np.zeros(1, int), swaps(1), value)
     assert (points.tolist(), values.tolist()) == ([[80]], [80.0])

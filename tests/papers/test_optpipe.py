@@ -391,8 +391,13 @@ def test_gaps_and_times(grid):
 @pytest.fixture(scope="module")
 def runs():
     with pytest.MonkeyPatch.context() as patch:  # a greedy schedule in the place of the optimum
-        greedy = lambda name: "ada-offload" if name == OPTIMUM else name  # noqa: E731
-        table = lambda name, _: next(METHODS[greedy(name)](timelines_sweep.SETTING))  # noqa: E731
+
+        def greedy(name):
+            return "ada-offload" if name == OPTIMUM else name
+
+        def table(name, _):
+            return next(METHODS[greedy(name)](timelines_sweep.SETTING))
+
         patch.setattr(timelines_sweep, "_table", table)
         return timelines_sweep.sweep(None, 1.0)
 
