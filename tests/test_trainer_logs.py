@@ -91,6 +91,39 @@ def test_what_a_log_says_on_other_lines_is_read(tmp_path, answer, mistake):
     assert "it says global_batch itself: leave it out of --columns" in text
 
 
+MORE = {  # further columns of a run, and options that say them
+    "torchtitan": ("", ""),
+    "DeepSpeed": (",stack=megatron-core-2026", "--stack megatron-core-2026"),
+    "MaxText": (",schedule=gpipe,zero=1,context=2", "--context-parallel 2"),
+    "NeMo": (",stages_per_worker=2,schedule=interleaved-1f1b,expert=1", "--stages-per-worker 2"),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_a_log_leads_to_an_explanation_of_its_run(name, tmp_path, answer, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "train.log", name)
+    more, option = MORE[name]
+    columns = f"{COLUMNS}{more}{LOGS[name][2]}".replace("elerators=8", "elerators=32")
+    options = "--model", "llama3-8b", "--columns", columns
+    validate, explain = answer("init", "rows", "--from", "train.log", *options)["next"]
+    assert option in explain
+    command, *words = f"{validate.replace('SYSTEM', 'h100')}".split()[1:]
+    predicted = answer(command, *words, "--tolerance", "1e6")["worst"][0]["predicted"]
+    command, *words = explain.replace("SYSTEM", "h100").split()[1:]
+    assert command == "explain"  # `evaluate` takes the same options, in less time
+    assert answer("evaluate", *words)["makespan"] == pytest.approx(predicted, rel=1e-9)
+
+
+def test_a_log_as_an_argument_is_told_its_command(tmp_path, call, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "train.log", "Megatron")
+    for words in (["explain", "train.log"], ["train.log"], ["show", "train.log"]):
+        code, _, error = call(*words)
+        assert code == 2
+        assert "hint: give a training log to pipejax init model --from train.log" in error
+
+
 def test_settings_that_maxtext_prints_are_columns(tmp_path, answer):
     lines = [MAXTEXT.format(step, seconds) for step, seconds in enumerate(("45.1", "8.0", "8.0"))]
     settings = CONFIG.replace("Config", "I0317 09:59:16.2 125 pyconfig.py:413] Config")

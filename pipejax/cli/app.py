@@ -115,9 +115,13 @@ def _run_program(words: Sequence[str]) -> None:
         functions = {called: command_function(called) for called in COMMANDS}
         sys.stdout.write(completion_script(shell, functions))
         return
+    from pipejax.cli.options.line import advice_on_log
+
     kind = "option" if words[0].startswith("-") else "command"
     first_words = dict.fromkeys(name.partition(" ")[0] for name in COMMANDS)
-    raise ValueError(f"no such {kind}: {words[0]}{nearest(words[0], [*first_words])}")
+    advice = advice_on_log(words[0])
+    advice = f"; {advice}" if advice else nearest(words[0], [*first_words])
+    raise ValueError(f"no such {kind}: {words[0]}{advice}")
 
 
 def run(arguments: Sequence[str]) -> int:
