@@ -232,7 +232,8 @@ def priority_order(
 URGENCIES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)  # weights of tails in greedy orders
 NUM_DRAWS = 8  # number of random orders in an iteration
 SHARES = (0.02, 0.1, 0.5)  # choices for the share of the tails that a draw changes
-SPREADS = (0.003, 0.01, 0.03, 0.1)  # choices for the standard deviation, over the longest tail
+SPREADS = (0.003, 0.01, 0.03, 0.1, 0.3)  # choices for the standard deviation, over the longest tail
+NEW_URGENCY = 0.3  # share of the draws that change the urgency, too
 
 
 @short_repr
@@ -394,6 +395,8 @@ class TransferSearch(LocalSearch[TransferOrder]):
         """Change the best greedy orders at random `NUM_DRAWS` times; keep the best order."""
         for draw in range(NUM_DRAWS):
             _, tail, urgency = self._best_greedy[draw % 2]
+            if self.rng.random() < NEW_URGENCY:
+                urgency = self.rng.random() ** 2  # small urgencies are more often the best
             is_changed = self.rng.random(len(tail)) < self.rng.choice(SHARES)
             spread = self.rng.choice(SPREADS) * tail.max(initial=0.0)
             change = is_changed * self.rng.normal(0, spread, len(tail))
