@@ -195,6 +195,15 @@ def test_a_window_counts_only_its_pairs(window, windowed):
     assert dense - near == pytest.approx(2 * 2 * 4096 * pairs / 1e15)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_of_a_sequence_or_more_hides_nothing(causal):
+    model = dataclasses.replace(pj.load_model("llama3-8b"), sequence=1024, causal=causal)
+    for window in (1024, 1025, 4096):
+        local = dataclasses.replace(model, window=window, windowed_layers=16)
+        assert model_flop(local, 1) == model_flop(model, 1)
+        assert local.attended_by(1.5) == model.attended_by(1.5)
+
+
 def test_stage_costs_by_hand():
     model, system = pj.load_model("tabular-128l"), pj.load_system("slow_nw_mid_cp")
     workload = pj.Workload(model, minibatch=16)  # 2 sequences per microbatch

@@ -428,7 +428,11 @@ def workload_fields(run: object, names: Iterable[str]) -> Options:
 def load_with(model: str, sequence: int | None) -> "pj.Model":
     """Load a model, with sequences of another length if one is given."""
     loaded = pj.load_model(model)
-    return loaded if sequence is None else dataclasses.replace(loaded, sequence=sequence)
+    loaded = loaded if sequence is None else dataclasses.replace(loaded, sequence=sequence)
+    if loaded.window is not None and loaded.window > loaded.sequence:
+        tokens = f"{loaded.window} tokens, hides nothing of sequences of {loaded.sequence}"
+        warnings.warn(f"{loaded.name}: its window, {tokens}", Notice, stacklevel=2)
+    return loaded
 
 
 def _source_options(scenario: "pj.Scenario") -> Options:
@@ -518,6 +522,8 @@ def _parse_microbatches(run: Any) -> "pj.costing.Microbatches":
     """Read lengths, factors and order of the microbatches."""
     if run.lengths is not None and run.microbatch_scale is not None:
         raise ValueError("--lengths and --microbatch-scale set the same lengths: give one")
+    if run.lengths is not None and run.sequence is not None:
+        raise ValueError("--lengths and --sequence set the same lengths: give one")
     lengths = None if run.lengths is None else pj.files.read_lengths(run.lengths)
     scale, order = run.microbatch_scale, run.microbatch_order
     return pj.costing.Microbatches(

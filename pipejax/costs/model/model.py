@@ -14,6 +14,7 @@ from pipejax.base import file_fields
 from pipejax.base.checks import number, resolve_choice, wrong
 from pipejax.base.display import short_repr, with_short_repr
 from pipejax.base.jax_on_demand import register
+from pipejax.costs import array_functions as xp
 from pipejax.costs.model.workload_fields import UNFUSED, parse_recompute
 from pipejax.costs.precision import make_floats
 from pipejax.costs.system.system import Number, names_in, read_named
@@ -120,7 +121,8 @@ class Model:
         inputs. These layers share embedding and head. Times leave out the projection (0.3 % of
         DeepSeek-V3's FLOP).
       causal: whether a token attends only to earlier tokens.
-      window: tokens, including itself, that a token attends to in layers with a sliding window.
+      window: tokens, including itself, that a token attends to in layers with a sliding window;
+        one of at least `sequence` has no effect.
       windowed_layers: layers with such a window.
       gradient_bytes: bytes of an accumulated gradient; None for element_bytes.
       fused_loss: whether logits turn into their gradient in place, without a softmax in float32.
@@ -192,6 +194,7 @@ class Model:
             return in_full
         # token k < w attends to k tokens, not to w: w^2 / 2 fewer in all
         in_window = window - window**2 / (2 * s) if self.causal else window
+        in_window = xp.where(window < s, in_window, in_full)  # a longer window hides nothing
         return in_full + (in_window - in_full) * self.windowed_layers / self.layers
 
     @property
@@ -492,8 +495,6 @@ def check_shape(model: Model, where: str) -> None:
             '"whole_heads": false or a "head_width" allow it'
         )
     _check_at_most(where, "windowed_layers", model.windowed_layers, "layers", model.layers)
-    if model.window is not None:
-        _check_at_most(where, "window", model.window, "sequence", model.sequence)
     moe = model.moe
     if moe is None:
         return

@@ -54,9 +54,7 @@ def by_length(
     keys = list(zip((packed.tokens / sizes).tolist(), sizes.tolist(), strict=True))
     results = {}
     for sequence, size in {*keys}:  # equal microbatches once
-        window = workload.model.window  # no longer than a sequence
-        window = None if window is None else min(window, sequence)
-        model = dataclasses.replace(workload.model, sequence=sequence, window=window)
+        model = dataclasses.replace(workload.model, sequence=sequence)
         results[sequence, size] = compute(model, size)
     names = results[keys[0]]
     return {name: np.stack([results[key][name] for key in keys], axis=-1) for name in names}
