@@ -26,6 +26,7 @@ _NUMBER = (
     r"\s*((?i:nan|inf)|\d+(?:[.,'\u2019_]\d+|[ \xa0\u202f]\d{3}\b)*\.?(?:[eE][+-]?\d+)?[^\W\d_]*)"
 )
 _READABLE = r"(nan|inf|(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d*)?(?:e[+-]?\d+)?)([KMB]?)"
+_WHOLE = rf"(?!\d{{1,3}}\.\d{{3}}$){_READABLE}"  # 2.048 is 2,048 in another language
 _FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 UNSTEADY = 1.1  # ratio of step times above which a note is due
 MAX_BIAS = 0.02  # largest shift of a mean by odd steps, relative to the median
@@ -51,13 +52,16 @@ class Trainer(NamedTuple):
         texts = {name: match[1] for name, match in matches.items() if match}
         if not texts.keys() - {"batch", "step", "runtime", "consumed"}:
             return {}
-        quantities = {name: self._read_number(text) for name, text in texts.items()}
+        quantities = {
+            name: self._read_number(text, _WHOLE if name == "tokens" else _READABLE)
+            for name, text in texts.items()
+        }
         if "ms" in quantities:
             quantities["seconds"] = quantities.pop("ms") / 1e3
         return quantities
 
-    def _read_number(self, text: str) -> float:
-        if (number := re.fullmatch(_READABLE, text, re.IGNORECASE)) is None:
+    def _read_number(self, text: str, form: str = _READABLE) -> float:
+        if (number := re.fullmatch(form, text, re.IGNORECASE)) is None:
             allowed = "numbers are read as 1234.5, 1,234.5 or 1.23K"
             raise ValueError(f"a line of {self.name} has {text!r}: {allowed}")
         return float(number[1].replace(",", "")) * _FACTORS[number[2].upper()]
