@@ -224,6 +224,30 @@ def test_messages_without_a_microbatch_stay_as_they_are(tmp_path):
     assert lead == pytest.approx(50.0, abs=2.0)
 
 
+@pytest.mark.parametrize("decimals", [1, 3])
+@pytest.mark.parametrize(("delimiter", "quote"), [(";", ""), ("\t", ""), (",", '"')])
+def test_times_may_have_decimal_commas(delimiter, quote, decimals, tmp_path):
+    path = write_ops(tmp_path / "run", "start_ms,dur_ms", begin=0.5)
+    head, *rows = (line.split(",") for line in path.read_text().splitlines())
+    for row in rows:  # 12,500 could be thousands, if 0,500 did not stand beside it
+        texts = (f"{float(cell):.{decimals}f}".replace(".", ",") for cell in row[3:])
+        row[3:] = (f"{quote}{text}{quote}" for text in texts)
+    (tmp_path / "commas").write_text("\n".join(map(delimiter.join, [head, *rows])))
+    assert same(read(tmp_path / "commas"), read(path))
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_rows_may_be_a_list_of_json_objects(indent, tmp_path):
+    path = write_ops(tmp_path / "run.csv", "start_ms,dur_ms")
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    text = json.dumps(rows, indent=indent)
+    (tmp_path / "run.json").write_text(text)
+    assert same(read(tmp_path / "run.json"), read(path))
+    (tmp_path / "cut.json").write_text(text[:-10])
+    (left_out,) = read(tmp_path / "cut.json").left_out
+    assert left_out.why == "it ends early"
+
+
 def test_split_backwards_have_several_names(tmp_path):
     path = tmp_path / "run"
     rows = "0;fwd;0;1\n0;bwd;1;2\n0;wgrad;2;3\n1;fwd;1;2\n1;bwd;2;4\n"

@@ -370,6 +370,7 @@ READER = sources.Reader(
     can_read=lambda head: (
         sources.is_json(head)
         and not sources.is_json_lines(head)
+        and not sources.is_json_rows(head)
         and (
             '"traceEvents"' in head
             or head.lstrip()[0] == "["

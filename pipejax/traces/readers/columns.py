@@ -6,6 +6,7 @@ import datetime
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MAX_COUNT, MAX_LISTED, resolve_name, wrong
+from pipejax.traces.readers.chrome import read_events
 from pipejax.traces.readers.finish import finish_trace
 from pipejax.traces.readers.parts import (
     FILE_NAMES,
@@ -35,6 +37,7 @@ from pipejax.traces.readers.sources import (
     infer_unit,
     is_json,
     is_json_lines,
+    is_json_rows,
     read_lines,
 )
 from pipejax.traces.record import MESSAGES, NONE, OPS, LeftOut, Trace
@@ -149,6 +152,9 @@ def _batches(path: Path, request: Request, unstated: set[str]) -> Iterator[Colum
         is_parquet = file.read(4) == b"PAR1"
     read_file = _read_parquet if is_parquet else _read_csv
     for roles, cells, rows in read_file(path, request):
+        cells |= _with_points(
+            {roles[role][0]: cells[roles[role][0]] for role in {*_TIMES} & {*roles}}
+        )
         batch = {"phase": _names(cells[roles["phase"][0]]), "row": rows}
         for role, (name, unit) in roles.items():
             if role != "phase":
@@ -253,8 +259,7 @@ def _read_csv(path: Path, request: Request) -> Iterator[tuple[Roles, Columns, Nu
     text = read_lines(path, request.on_bytes)
     header_line = next(text, "")
     if is_json(header_line):
-        text = itertools.chain([header_line], text)
-        yield from _read_json_lines(path, text, request)
+        yield from _read_json(path, itertools.chain([header_line], text), request)
         return
     delimiter = find_delimiter(header_line) or ","
     header = [cell.strip() for cell in next(csv.reader([header_line], delimiter=delimiter))]
@@ -284,21 +289,17 @@ def _read_csv(path: Path, request: Request) -> Iterator[tuple[Roles, Columns, Nu
     request.left_out.extend(rows_left_out(path, why, invalid))
 
 
-def _read_json_lines(
+def _read_json(
     path: Path, text: Iterator[str], request: Request
 ) -> Iterator[tuple[Roles, Columns, NumpyArray]]:
-    """Yield (roles of keys, {key: values}, line numbers) of a file with a JSON object a line."""
+    """Yield (roles of keys, {key: values}, row numbers) of a list, or an object a line, of JSON."""
     objects: list[dict[str, Any]] = []
     lines, invalid = [], []
-    for number, line in enumerate(_undamaged_lines(text, path, request), 1):
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            value = None
+    for number, value in enumerate(_json_values(path, text, request), 1):
         if isinstance(value, dict):
             objects.append(value)
             lines.append(number)
-        elif line.strip():
+        elif value != "":
             invalid.append(number)
     request.left_out.extend(rows_left_out(path, "they are no JSON objects", invalid))
     header = [*dict.fromkeys(key for entry in objects for key in entry)]
@@ -306,6 +307,22 @@ def _read_json_lines(
     names = {name for name, _ in roles.values()}
     cells = {n: np.array([entry.get(n) for entry in objects], object) for n in names}
     yield roles, cells, np.array(lines)
+
+
+def _json_values(path: Path, text: Iterator[str], request: Request) -> Iterator[Any]:
+    """Yield the objects of a JSON list, or the value of each line: None if it is damaged."""
+    lines = _undamaged_lines(text, path, request)
+    first = next(lines, "")
+    if first.lstrip()[:1] == "[":
+        faults = Counter[str]()
+        yield from read_events(itertools.chain([first], lines), {}, faults)
+        request.left_out.extend(LeftOut(f"parts of {path}", *fault) for fault in faults.items())
+        return
+    for line in itertools.chain([first], lines):
+        try:
+            yield json.loads(line) if line.strip() else ""
+        except (ValueError, RecursionError):
+            yield None
 
 
 def _undamaged_lines(text: Iterator[str], path: Path, request: Request) -> Iterator[str]:
@@ -384,6 +401,20 @@ def _numbers(cells: NumpyArray) -> tuple[Float[NumpyArray, " rows"], bool]:
     return np.array(dates, np.float64), True
 
 
+def _with_points(cells: Columns) -> Columns:
+    """Return columns with decimal points for commas, unless commas may separate thousands."""
+    entries = itertools.chain.from_iterable(column.tolist() for column in cells.values())
+    texts = {entry.strip() for entry in entries if isinstance(entry, str) and "," in entry}
+    # 1,250,000 and 12,500.5 have thousands, 0,500 and 12,5 have not, 12,500 may have
+    is_decimal = any(not re.fullmatch(r"-?[1-9]\d{0,2}(,\d{3})+", text) for text in texts)
+    if not is_decimal or any("." in text or text.count(",") > 1 for text in texts):
+        return {}
+    return {
+        name: np.array([str(cell).replace(",", ".") for cell in column], object)
+        for name, column in cells.items()
+    }
+
+
 def _number(cell: object, convert: Callable[[Any], float]) -> float:
     try:
         return convert(cell)
@@ -443,12 +474,13 @@ def _check_numbers(rows: Columns) -> None:
 
 
 READER = Reader(
-    form="Parquet, CSV, JSON lines",
+    form="Parquet, CSV, JSON rows",
     writers="production jobs, your own recorder",
     content="a slice of time in each row",
     can_read=lambda head: (
         head.startswith("PAR1")
         or is_json_lines(head)
+        or is_json_rows(head)
         or (not is_json(head) and find_delimiter(head.split("\n", 1)[0]) is not None)
     ),
     read=read_columns,

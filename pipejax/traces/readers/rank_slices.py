@@ -231,8 +231,8 @@ _RECEIVE_PHASES = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}  # {op: receive 
 
 _WORLD = "--world {world}"
 _REPLICAS_NOTE = (
-    "replicas: ranks that run the same ops; those of tensor or context parallelism do so, too: of "
-    "these, give one file per stage"
+    "replicas are ranks that run the same ops; those of tensor or context parallelism do so, too: "
+    "of these, give one file per stage"
 )
 _REPLICAS_HINT = f"; if these run several replicas, {_WORLD} leaves out those of the missing"
 
@@ -313,7 +313,7 @@ def join_ranks(
         places = [(positions.index(position), worker) for position, worker, _ in stated_places]
         _, _, num_workers = stated_places[0]
         return build(places, num_workers)
-    if has_replicas:
+    if has_replicas and not request.sizes.replicas:
         notes.append(_REPLICAS_NOTE)
     return place_ranks([rows.rank for rows in merged], parts, world, request.sizes.replicas, build)
 

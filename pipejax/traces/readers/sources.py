@@ -179,6 +179,11 @@ def is_json_lines(head: str) -> bool:
     return bool(re.match(r"\s*\{[^\n]*\}[ \t\r]*\n\s*\{", head))
 
 
+def is_json_rows(head: str) -> bool:
+    """Return whether a file is a JSON list of objects that are no events of a Chrome trace."""
+    return bool(re.match(r"\s*\[\s*\{", head)) and '"ph"' not in head
+
+
 def find_delimiter(header: str) -> str | None:
     """Return the delimiter of a CSV header; None if the header has fewer than three cells."""
     delimiter = max(_DELIMITERS, key=header.count)
