@@ -15,7 +15,7 @@ from pipejax.cli.options.tables import LinkOptions
 from pipejax.schedules.cells.ops import HOST
 from pipejax.schedules.table.communication_cells import without_transfers
 from pipejax.schedules.table.links import LINK_MODELS, LINK_OPTIONS, LinkModel
-from pipejax.schedules.table.slot_simulation import slot_times, spread
+from pipejax.schedules.table.slot_simulation import slot_times, with_idle_slots
 from pipejax.sweep.declaration import AXES
 
 F, B, L, X = 1.0, 2.0, 0.25, 3.0
@@ -196,7 +196,7 @@ def test_a_deadlock_on_a_shared_link_names_the_cycle():
 @settings(max_examples=30)
 @given(case=strategies.cases())
 def test_a_drawing_keeps_the_rows_and_fits_every_shared_link(case):
-    drawing = spread(case.table)
+    drawing = with_idle_slots(case.table)
     rows = [[[x for x in row if x] for row in table.rows()] for table in (case.table, drawing)]
     assert rows[0] == rows[1]
     everyone = [list(range(drawing.num_workers))]

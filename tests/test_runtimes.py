@@ -27,7 +27,7 @@ from pipejax.schedules.table.communication_cells import (
     table_messages,
     with_transfers,
 )
-from pipejax.schedules.table.table import without
+from pipejax.schedules.table.table import without_phases
 from pipejax.schedules.table.table_files import LossWarning, RepairNotice, to_csv
 
 MODEL = SmallModel(hidden=4, batch_size=1)
@@ -94,7 +94,7 @@ def test_many_random_tables_have_them_too():
 
 def test_what_is_not_executed_is_said():
     table = pj.links.insert_transfers(build("gpipe", 2, 2))
-    assert not without(table, tuple(LEFT_OUT)).has_communication
+    assert not without_phases(table, tuple(LEFT_OUT)).has_communication
     assert {phase.name for phase in LEFT_OUT} >= {"SEND_F", "RECV_B", "WAIT_SEND_F", "UNSHARD"}
 
 
@@ -320,14 +320,14 @@ def test_sharding_cells_cost_nothing_unless_given():
     bare = with_waits(built, producer_order(built))
     spans = [pj.evaluate(table, costs, link="rendezvous").makespan for table in (whole, bare)]
     assert spans[0] == spans[1]
-    assert cells(without(whole, SHARDING)) == cells(with_waits(built))
+    assert cells(without_phases(whole, SHARDING)) == cells(with_waits(built))
 
 
 def test_an_order_is_kept_beside_all_else():
     table = pj.schedules.build("1f1b", num_workers=3, num_microbatches=4)
     order = producer_order(table)
     ours = pj.links.insert_transfers(table, order, lowering="pytorch")
-    assert cells(without(without(ours, SHARDING), WAIT_SEND)) == cells(
+    assert cells(without_phases(without_phases(ours, SHARDING), WAIT_SEND)) == cells(
         pj.links.insert_transfers(table, order)
     )
 

@@ -18,7 +18,7 @@ from pipejax.costs.stage.stage_costs import stage_parts
 from pipejax.costs.stage.stage_work import gathered_bytes
 from pipejax.plots.explorer.payload import payload
 from pipejax.schedules.table.communication_cells import with_sharding, with_transfers
-from pipejax.schedules.table.sharding import on_lane
+from pipejax.schedules.table.sharding import on_sharding_lane
 from pipejax.schedules.table.table_files import to_json
 from pipejax.search.tuning.lookahead import LookaheadSearch
 
@@ -92,7 +92,7 @@ def test_weights_out_of_turn_are_refused(row, why):
 @pytest.mark.parametrize("posting", ["early", "program"])
 def test_what_pytorch_runs_is_the_event_loop(name, posting):
     built = pj.schedules.build(name, num_workers=3, num_microbatches=6)
-    table = on_lane(pj.links.insert_transfers(built, lowering="pytorch"), "net")
+    table = on_sharding_lane(pj.links.insert_transfers(built, lowering="pytorch"), "net")
     data = json.loads(to_json(table)) | {"kinds": [], "graph": []}
     data["rows"] = [[cell or "" for cell in row] for row in data["rows"]]
     for seed, queues in enumerate(("worker", "pair", "direction")):

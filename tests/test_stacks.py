@@ -88,7 +88,7 @@ def test_a_row_takes_from_its_stack_what_it_does_not_say(tmp_path):
     with pytest.warns():
         apart = [pj.validate(path, "h100", stack=s).predicted.seconds for s in stacks]
     assert (np.diff(apart, axis=0) > 0).all()  # a slower kernel of attention, and weights that wait
-    with pytest.raises(ValueError, match="stack of rows that were read is theirs"):
+    with pytest.raises(ValueError, match="stack is for files"):
         pj.validate(rows, "h100", stack="composer-2023")
 
 

@@ -16,8 +16,8 @@ from pipejax.costs.stage.stage_work import stage_bytes
 from pipejax.schedules.cells.dependencies import find_versions, versions_held
 from pipejax.schedules.table.held_activations import peak_in_flight
 from pipejax.schedules.table.links import LINKS
-from pipejax.schedules.table.slot_simulation import spread
-from pipejax.schedules.table.table import without
+from pipejax.schedules.table.slot_simulation import with_idle_slots
+from pipejax.schedules.table.table import without_phases
 
 UNIT = pj.Costs(forward=1.0, backward=1.0)
 
@@ -87,9 +87,9 @@ def by_op(run):
 @with_cases("stages microbatches", (1, 3), (2, 1), (4, 3), (3, 9), (4, 12), (7, 21))
 def test_the_table_is_the_timeline_rule(stages, microbatches, admission):
     updating = build(p=stages, m=microbatches, admission=admission)
-    table = without(updating, (pj.Phase.U,))
+    table = without_phases(updating, (pj.Phase.U,))
     simulated = simulate(stages, microbatches, admission)
-    for row, expected in zip(spread(table).rows(), simulated, strict=True):
+    for row, expected in zip(with_idle_slots(table).rows(), simulated, strict=True):
         slots = [(op, slot) for slot, cell in enumerate(row) for op in cell]
         assert [((o.phase.name, o.stage, o.microbatch), slot) for o, slot in slots] == expected
 

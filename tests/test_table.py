@@ -63,7 +63,7 @@ def test_couples_of_pipes_are_read_off_the_rows(workers, pipes):
     if workers == pipes:  # whichever workers change places, these remain couples
         return
     shifted = [*table.rows()]
-    with pytest.raises(pj.ScheduleError, match="shifted round the workers"):
+    with pytest.raises(pj.ScheduleError, match="shifted by a fixed number"):
         pj.ScheduleTable.from_rows([shifted[1], shifted[0], *shifted[2:]])
 
 

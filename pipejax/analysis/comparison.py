@@ -129,7 +129,7 @@ NO_FORM = ClosedForm(
 
 
 def closed_form(table: ScheduleTable) -> tuple[ClosedForm, Shape]:
-    """Return the closed form of a schedule, and the shape to evaluate it at."""
+    """Return a schedule's closed form, and the shape (P, M, V, ..) for which it is evaluated."""
     couples, slices = max(table.num_pipes // 2, 1), table.grammar.slices
     sizes = table.num_workers, table.num_microbatches // slices, table.stages_per_worker
     has_usual_rules = table.grammar == Grammar(slices=slices)
@@ -243,7 +243,7 @@ def compare(
     form, shape = closed_form(table)
     run = evaluate(table, costs, link=link)
     formula = None
-    if form.bubble_ratio:
+    if form.bubble_ratio:  # (text of the formula, function)
         _, function = form.bubble_ratio
         formula = function(shape)
     slots = {**mean_slots(costs, table), **(slots or {})}
@@ -333,10 +333,11 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
             reasons.append("fused pairs have a time of their own")
         elif costs.pair_factor is not None and np.any(np.asarray(costs.pair_factor) != 1):
             reasons.append(f"fused pairs overlap (pair factor {_range_text(costs.pair_factor)})")
-    return ", ".join(reasons) or "the reason is not known"
+    return ", ".join(reasons) or "the reason is unknown"
 
 
 def _path_reasons(run: Evaluation) -> list[str]:
+    """Say what shares of the critical path messages and other costs beside compute take."""
     reasons: list[str] = []
     for names, words in _PATH_COSTS.items():
         percent = 100 * sum(run.path_share.get(name, 0.0) for name in names)

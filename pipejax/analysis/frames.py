@@ -37,11 +37,14 @@ def frame(rows: Evaluation | Sequence[Any]) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    records = _ops(rows) if isinstance(rows, Evaluation) else (dict(_columns(row)) for row in rows)
+    records = (
+        _op_rows(rows) if isinstance(rows, Evaluation) else (dict(_columns(row)) for row in rows)
+    )
     return pd.DataFrame(list(records))
 
 
-def _ops(run: Evaluation) -> Iterator[dict[str, Any]]:
+def _op_rows(run: Evaluation) -> Iterator[dict[str, Any]]:
+    """Yield a row of the data frame for each op of a run."""
     for bar in bars(run):
         yield {
             "op": bar.label,

@@ -51,7 +51,7 @@ class ShardingCells(Edit):
 
     def change_table(self, table: ScheduleTable) -> ScheduleTable:
         """Insert sharding cells, or move the existing sharding cells to the lane."""
-        from pipejax.schedules.table.sharding import insert_sharding, on_lane
+        from pipejax.schedules.table.sharding import insert_sharding, on_sharding_lane
 
         def worker_numbers(numbers: tuple[int, ...]) -> int | list[int]:
             """Return a single number for all workers, or a list with a number for each worker."""
@@ -67,7 +67,7 @@ class ShardingCells(Edit):
         if not np.isin(table.phase, SHARDING).any():
             text = f"{self.lane}: {table.name} has no UNSHARD and REDUCE_GRAD ops: --lookahead N "
             raise wrong("sharding_lane", f"{text}adds these")
-        return on_lane(table, self.lane or COMPUTING)
+        return on_sharding_lane(table, self.lane or COMPUTING)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -87,7 +87,7 @@ def extrapolated_makespans(
     pieces = [(period.lead_in, period.piece) for period in steady.periods]
     added_microbatches = num_steps * steady.microbatches
     exponents = [added_microbatches // period.microbatches for period in steady.periods]
-    # bits, as no integer type of JAX holds all numbers; the lowest first: 6 is 0 1 1 0 0 0 0 0
+    # bits, because exponents may exceed JAX's integers; the lowest first: 6 is 0 1 1 0 0 0 0 0
     num_bits = -(-max(exponents).bit_length() // BIT_BLOCK) * BIT_BLOCK
     bits = [[exponent >> bit & 1 for bit in range(num_bits)] for exponent in exponents]
     arguments = pieces, steady.last_piece, np.array(bits, bool)
@@ -139,8 +139,8 @@ def _map_batch(
     leaves, size = batch_leaves(costs, program.layout, batch_size)
     if costs.per_microbatch(batch_axes=1):
         raise ValueError(
-            "costs differ by microbatch: what repeats with every period must cost the same, give "
-            "one entry per stage"
+            "costs differ by microbatch, but an op must cost the same in every period: give one "
+            "entry per stage"
         )
     program = program_for(program, costs, batch_axes=1)
     return jnp.broadcast_to(_map_leaves(function, program, leaves, *arguments), (size,))
@@ -172,18 +172,18 @@ def _periodic_makespan(
     # each period's lead-in (the columns before it) and one repetition of the period.
     times = jnp.zeros(2, costs.duration.dtype)  # first frontier: the source and no end yet
     for (lead_in, piece), exponent in zip(pieces, exponents, strict=True):
-        times = _max_plus_product(_matrix(lead_in, costs), times)
-        times = _max_plus_power(_matrix(piece, costs), exponent, times)
-    return _max_plus_product(_matrix(last_piece, costs), times)[LAST_END_INDEX]
+        times = _max_plus_product(_piece_matrix(lead_in, costs), times)
+        times = _max_plus_power(_piece_matrix(piece, costs), exponent, times)
+    return _max_plus_product(_piece_matrix(last_piece, costs), times)[LAST_END_INDEX]
 
 
 def _cycle_time(costs: NodeCosts, pieces: list[Piece], microbatches: Array) -> Float[Array, ""]:
     """Return the time [s] per microbatch, summed over periods: each runs every microbatch."""
-    means = [_cycle_mean(_matrix(piece, costs)) for piece in pieces]
+    means = [_cycle_mean(_piece_matrix(piece, costs)) for piece in pieces]
     return jnp.sum(jnp.stack(means) / microbatches)
 
 
-def _matrix(piece: Piece, costs: NodeCosts) -> Matrix:
+def _piece_matrix(piece: Piece, costs: NodeCosts) -> Matrix:
     """Return a piece's max-plus matrix: longest paths [s] from its inputs to its outputs."""
     # `paths` (inputs and nodes, inputs): the longest path from each input. Inputs start as the
     # max-plus identity, 0 on the diagonal and -inf elsewhere; `fill_row` adds the nodes' rows.

@@ -70,7 +70,7 @@ def finish_times(program: Program, costs: Costs) -> NodeTimes:
       Baccelli, Cohen, Olsder, Quadrat: Synchronization and Linearity (1992).
     """
     check_types(program=(program, Program), costs=(costs, Costs))
-    finish, _ = _scan(*_graph(program, costs))
+    finish, _ = _scan_nodes(*_graph(program, costs))
     return finish
 
 
@@ -123,7 +123,7 @@ def _graph(program: Program, costs: Costs) -> Graph:
 
 @jax.custom_jvp
 def _longest(preds: Preds, duration: Times, lag: Lags) -> Float[Array, ""]:
-    finish, _ = _scan(preds, duration, lag)
+    finish, _ = _scan_nodes(preds, duration, lag)
     return finish.max()
 
 
@@ -162,7 +162,7 @@ def critical_path(
       >>> critical_path(np.array([[0, 0], [0, 0], [0, 0], [1, 2]]), costs).nodes.tolist()
       [True, False, True, True]
     """
-    finish, latest = _scan(preds, costs.duration, costs.lag)  # latest: column in `preds`
+    finish, latest = _scan_nodes(preds, costs.duration, costs.lag)  # latest: column in `preds`
     nodes = jnp.arange(len(preds), dtype=preds.dtype)
     has_successor = jnp.zeros(finish.shape, bool).at[preds].set(True)
 
@@ -225,7 +225,7 @@ def finish_and_times_to_end(preds: Preds, duration: Times, lag: Lags) -> tuple[T
 
     rows = (jnp.arange(len(preds)), preds, duration, lag)
     to_end, _ = jax.lax.scan(raise_preds, jnp.zeros_like(duration), rows, reverse=True)
-    finish, _ = _scan(preds, duration, lag)
+    finish, _ = _scan_nodes(preds, duration, lag)
     return finish, to_end
 
 
@@ -272,7 +272,7 @@ def total_negative_slack(
     """
     check_types(program=(program, Program), costs=(costs, Costs))
     seconds = checked_seconds("target", target)
-    finish, _ = _scan(*_graph(program, costs))
+    finish, _ = _scan_nodes(*_graph(program, costs))
     slacks = jnp.asarray(seconds - finish[jnp.asarray(program.last_node)])
     return jnp.where(slacks < 0, slacks, 0).sum()
 
@@ -286,7 +286,7 @@ def longest_spans_and_grad(
 
     def longest_span(costs: dict[str, Array]) -> Float[Array, ""]:
         preds, duration, lag = _graph(program, Costs(**costs))
-        finish, _ = _scan(preds, duration, lag)
+        finish, _ = _scan_nodes(preds, duration, lag)
         first = jnp.asarray(program.first_node)
         spans = finish[jnp.asarray(program.last_node)] - (finish[first] - duration[first])
         return spans[jnp.argmax(spans)]  # a maximum would share its derivative among ties
@@ -296,7 +296,7 @@ def longest_spans_and_grad(
 
 
 @compiled
-def _scan(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Int[Array, " nodes"]]:
+def _scan_nodes(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Int[Array, " nodes"]]:
     """Return each node's finish time [s], and the column of its latest predecessor in `preds`."""
 
     # argmax has no derivative: derivatives are those of the latest arrival alone

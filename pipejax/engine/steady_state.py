@@ -100,7 +100,7 @@ class _Columns:
     """Nodes of a program by table column, with the data to compare columns."""
 
     def __init__(self, program: Program) -> None:
-        self.preds = np.asarray(program.preds).tolist()
+        self.preds = np.asarray(program.preds).tolist()  # (nodes, max_preds), as `lags`
         self.lags = np.asarray(program.lag_index).tolist()
         self.durations = np.asarray(program.duration_index).tolist()
         self.microbatch = np.asarray(program.microbatch).tolist()
@@ -113,7 +113,7 @@ class _Columns:
             program.receiver,
         )
         self.kind: list[Kind] = list(zip(*(np.asarray(f).tolist() for f in fields), strict=True))
-        self.backward = _backwards_of_pairs(program)
+        self.backward = _backwards_of_pairs(program)  # {node of a fused pair: its backward}
         self.column = self._column_of_nodes(program)
         self.num_columns = 1 + max(self.column)
         self.nodes: list[list[int]] = [[] for _ in range(self.num_columns)]
@@ -251,8 +251,8 @@ def _backwards_of_pairs(program: Program) -> dict[int, Key]:
 
 def _select_spans(columns: _Columns, num_microbatches: int) -> list[_PeriodSpan]:
     """Select the longest periods that together do every kind of work once per microbatch."""
-    # Raises a ValueError if there are none.
-    # an op that occurs only outside periods need not repeat if other ops do its kind of work
+    # An op that occurs only outside periods need not repeat if other ops do its kind of work.
+    # Raise a ValueError if no periods do all kinds.
     kinds: set[Kind] = set()
     for node in itertools.chain.from_iterable(columns.nodes):
         if columns.microbatch[node] != NO_MICROBATCH:
@@ -277,10 +277,9 @@ def _select_spans(columns: _Columns, num_microbatches: int) -> list[_PeriodSpan]
             return spans
     phase, stage, *_ = min(kinds - covered)
     raise ValueError(
-        f"{columns.num_columns} columns of the table hold no period: {len(kinds - covered)} of "
-        f"{len(kinds)} kinds of ops never come again in step, among them phase {phase} of stage "
-        f"{stage}; if it repeats itself at all, lower it with more microbatches, say four times "
-        "as many as workers"
+        f"the {columns.num_columns} columns of the table have no period: {len(kinds - covered)} of "
+        f"{len(kinds)} kinds of ops do not repeat regularly, such as phase {phase} of stage "
+        f"{stage}; a table with more microbatches, four times as many as workers, may have one"
     )
 
 

@@ -28,9 +28,9 @@ from pipejax.schedules.cells.ops import (
     matching_receive,
 )
 from pipejax.schedules.table.communication_cells import with_sharding, with_waits
-from pipejax.schedules.table.sharding import on_lane
-from pipejax.schedules.table.slot_simulation import spread
-from pipejax.schedules.table.table import ScheduleTable, check_usual, without
+from pipejax.schedules.table.sharding import on_sharding_lane
+from pipejax.schedules.table.slot_simulation import with_idle_slots
+from pipejax.schedules.table.table import ScheduleTable, check_usual, without_phases
 from pipejax.schedules.table.table_files import LossWarning, RepairNotice, text_for, to_csv
 
 
@@ -81,7 +81,7 @@ def with_known_cells(
         LossWarning,
         stacklevel=2,
     )
-    return spread(without(table, unknown))
+    return with_idle_slots(without_phases(table, unknown))
 
 
 UNKNOWN = tuple(p for p in CELL_PHASES if p not in (*SPLIT, Phase.B))
@@ -259,7 +259,7 @@ def add_runtime_cells(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
 
 def to_torch_csv(table: ScheduleTable) -> str:
     """Write a table as a CSV for PyTorch, without lanes; warn about dropped cells."""
-    table = on_lane(table, COMPUTING)
+    table = on_sharding_lane(table, COMPUTING)
     check_usual(table, "PyTorch's runtime")
     check_ranks(table)
     runnable = with_known_cells(table, tuple(ABSENT), "PyTorch")

@@ -64,15 +64,13 @@ def _first_true(mask: NumpyArray) -> tuple[int, ...]:
 
 
 def check_arrays(content: Content) -> None:
-    """Check that the arrays have matching shapes, and hold existing phases and workers."""
+    """Check that all arrays are (workers, slots), and hold existing phases and workers."""
     shapes = {array.shape for array in (*content.cells, *content.partners)}
     if len(shapes) != 1 or len(next(iter(shapes))) != 2:
-        raise ScheduleError(f"the arrays of a table have one shape (workers, slots), got {shapes}")
+        raise ScheduleError(f"all arrays of a table must be (workers, slots), got shapes {shapes}")
     placement, workers = content.placement, content.num_workers
     if placement.ndim != 2 or 0 in placement.shape:
-        raise ScheduleError(
-            f"placement has shape (pipes, stages), got {placement.shape}: no stage is placed"
-        )
+        raise ScheduleError(f"placement must be (pipes, stages), got shape {placement.shape}")
     unknown_codes = content.ops.phase[~np.isin(content.ops.phase, content.grammar.cell_phases)]
     if len(unknown_codes):
         raise ScheduleError(f"{unknown_codes[0]} is not the code of a phase that a cell can hold")
@@ -89,9 +87,7 @@ def check_rows(content: Content) -> None:
     phase, partner = content.cells.phase, content.partners.phase
     if fault := _first_true(~(phase != Phase.IDLE).any(axis=1)):
         (worker,) = fault
-        raise ScheduleError(
-            f"worker {worker} has no op: every worker runs a stage", place=(worker, None)
-        )
+        raise ScheduleError(f"worker {worker} has no op: each needs a stage", place=(worker, None))
     is_pair = (phase == Phase.F) & is_phase(partner, INPUT_GRADS)
     reason = "{op} on worker {worker} fuses other ops than a forward and a backward"
     _refuse_cells(content, np.flatnonzero((partner != Phase.IDLE) & ~is_pair), reason)
@@ -153,7 +149,7 @@ def check_once(content: Content) -> None:
     """Check that no op stands twice in the table."""
     grammar = content.grammar
     ops = content.ops.take(~is_phase(content.ops.phase, grammar.sharding))
-    # the place of an op is its stage, or its worker if it has no stage
+    # An op's place is its stage, or its worker if it has no stage. Equal keys are equal ops.
     is_worker_op = is_phase(ops.phase, grammar.worker_phases)
     place = np.where(is_worker_op, ops.cell // content.num_slots, ops.stage)
     num_places = max(content.num_stages, content.num_workers)
@@ -282,7 +278,7 @@ def _check_forwards_and_backwards(content: Content) -> None:
 
 def check_order(content: Content) -> None:
     """Check that the rows can be executed: no op waits for a later op of its row, or in a cycle."""
-    edges, slots = find_dependencies(content), content.num_slots
+    edges, slots = find_dependencies(content), content.num_slots  # between cells
     tail_worker, tail_slot = np.divmod(edges.producer, slots)
     head_worker, head_slot = np.divmod(edges.consumer, slots)
     phase_lanes, phase = content.grammar.phase_lanes, content.cells.phase.ravel()
@@ -342,10 +338,9 @@ def check_updates(content: Content) -> None:
     rule, where = content.weights, content.where
     if not len(content.updates):
         if rule != NEWEST:
-            raise ScheduleError(
-                f"the table has a weight rule, {rule}, but no U cell updates weights"
-            )
+            raise ScheduleError(f"the weight rule {rule} needs U cells: no cell updates weights")
         return
+    # `where[phase]` and the fields of `versions` are (stages, microbatches)
     versions, forward, updates = find_versions(content), where[Phase.F], where[Phase.U]
     if fault := _first_true(versions.update_cell == NOWHERE):
         stage, microbatch = fault
@@ -393,7 +388,7 @@ def check_communication(content: Content) -> None:
     if not is_message.any():
         return
     if not content.grammar.has_usual_messages:
-        reason = "{op} on worker {worker}: tables with kinds, rules or slices of their own hold no"
+        reason = "{op} on worker {worker}: tables with custom kinds, rules or slices hold no"
         _refuse_cells(content, content.ops.cell[is_message], f"{reason} SEND and RECV cells")
     is_expected = np.zeros(content.cells.phase.size, bool)
     for producer, consumer, source, target, microbatch, _, direction, _ in zip(
@@ -459,6 +454,4 @@ def check_slots(slots: Slots, grammar: Grammar = USUAL) -> None:
             allowed = ", ".join(grammar.unit_slots)
             raise ScheduleError(f"slots: unknown phase {letter!r}: known are {allowed}")
         if not are_positive([duration], 1):
-            raise ScheduleError(
-                f"slots: {letter} must be a finite number above 0, got {duration!r}"
-            )
+            raise ScheduleError(f"slots: {letter} must be finite and above 0, got {duration!r}")

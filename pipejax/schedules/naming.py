@@ -46,8 +46,9 @@ class OwnFunction:
     file: tuple[str, str] = ("", "")  # path and text, for processes that do not have the file
 
     def __post_init__(self) -> None:
+        """Check that the function takes both sizes by name."""
         if not callable(self.function):
-            raise ValueError(f"{self.name} is no function, got {abbreviated(self.function)}")
+            raise ValueError(f"{self.name} must be a function, got {abbreviated(self.function)}")
         try:
             parameters = inspect.signature(self.function).parameters
         except (TypeError, ValueError):
@@ -294,7 +295,7 @@ def named(text: str) -> str:
       >>> named("GPipe")
       'gpipe'
     """
-    return _find(text)[0]
+    return _name_and_builder(text)[0]
 
 
 def find(text: str, *, repair: str | None = None) -> Builder:
@@ -315,7 +316,7 @@ def find(text: str, *, repair: str | None = None) -> Builder:
       >>> find("hanayo").options
       ('waves',)
     """
-    return _find(text, repair)[1]
+    return _name_and_builder(text, repair)[1]
 
 
 def listed(text: str, *, repair: str | None = None) -> list[str]:
@@ -338,11 +339,11 @@ def listed(text: str, *, repair: str | None = None) -> list[str]:
     """
     checks.check_types(name=(text, str))
     if not is_folder(text):
-        return [_find(text, repair)[0]]
+        return [_name_and_builder(text, repair)[0]]
     paths = [str(path) for path in sorted(Path(text).iterdir()) if _is_table(path)]
     if not paths:
         raise ValueError(f"{text} holds no table: no .csv file, and no .json that is one")
-    return [_find(path, repair)[0] for path in paths]
+    return [_name_and_builder(path, repair)[0] for path in paths]
 
 
 def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any) -> ScheduleTable:
@@ -368,7 +369,7 @@ def build(name: str, *, num_workers: int, num_microbatches: int, **options: Any)
         worker 0  0F0  0F1   .   0B0  0F2  0B1   .   0B2
         worker 1   .   1F0  1B0  1F1  1B1  1F2  1B2   .
     """
-    name, builder = _find(name)
+    name, builder = _name_and_builder(name)
     for option in options:
         if option not in builder.takes:
             raise ValueError(f"schedule {name} takes no {option}: {options_text(builder)}")
@@ -388,7 +389,7 @@ def is_folder(text: str) -> bool:
     return checks.match_name(text, [*BUILT_IN, *registered]) is None and os.path.isdir(text)
 
 
-def _find(text: str, repair: str | None = None) -> tuple[str, Builder]:
+def _name_and_builder(text: str, repair: str | None = None) -> tuple[str, Builder]:
     """Return name and builder of a built-in, own or installed schedule, FILE.py:FUNCTION, table."""
     checks.check_types(name=(text, str))
     builders = {**BUILT_IN, **registered}

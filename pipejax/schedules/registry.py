@@ -42,10 +42,10 @@ def registered(table: ScheduleTable) -> tuple[str, Mapping[str, int]] | None:
       ('1f1b', {})
     """
     check_types(table=(table, ScheduleTable))
-    return _find(table, (Phase.R,))
+    return _find_schedule(table, (Phase.R,))
 
 
-def _find(
+def _find_schedule(
     table: ScheduleTable, ignored: tuple[Phase, ...], names: Collection[str] | None = None
 ) -> tuple[str, Mapping[str, int]] | None:
     """Find the name and options of the registered schedule with the rows of a table, or None."""
@@ -92,7 +92,7 @@ def schedule_name(table: ScheduleTable) -> str:
     if vars(table).get(BUILT):
         return table.name
     # R is ignored: launchers recompute by a further option, which does not change the order
-    match, builder = _find(table, (Phase.R,)), REGISTRY.get(table.name)
+    match, builder = _find_schedule(table, (Phase.R,)), REGISTRY.get(table.name)
     if match is not None or (table.grammar.is_usual and interleaved_groups(table)):
         return match[0] if match else "interleaved-1f1b"
     # a file can have any name, and another order of messages makes another schedule
@@ -102,7 +102,7 @@ def schedule_name(table: ScheduleTable) -> str:
 @cached_method
 def matching_name(table: ScheduleTable, names: tuple[str, ...]) -> str:
     """Return the first of these schedules, without options, that has a table's rows; else ""."""
-    match = _find(table, (Phase.R,), names)
+    match = _find_schedule(table, (Phase.R,), names)
     return match[0] if match else ""
 
 

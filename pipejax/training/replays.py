@@ -20,7 +20,7 @@ from pipejax.costs.costs import Costs
 from pipejax.schedules.cells.dependencies import find_versions
 from pipejax.schedules.cells.ops import COMPUTING
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.sharding import on_lane
+from pipejax.schedules.table.sharding import on_sharding_lane
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.training import training_run
 from pipejax.training.objective import TrainingObjective
@@ -221,7 +221,7 @@ def make_plan(
     # `finish` is the end of each cell. The version of a stage is the number of its updates so far.
     if not table.updates_within:
         raise ValueError(f"{table.name} does not update weights within the table: no U cell")
-    check_usual(on_lane(table, COMPUTING), "training")  # sharding cells may be on any lane
+    check_usual(on_sharding_lane(table, COMPUTING), "training")  # sharding cells may be on any lane
     if table.num_pipes > 1:
         raise ValueError(f"{table.name} has {table.num_pipes} pipes, each with its own weights")
     order, gradients = _gradients(table)

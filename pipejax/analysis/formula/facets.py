@@ -324,6 +324,7 @@ class _Search:
         raise AssertionError(f"no point was found for {len(tied)} facets")  # chance below 2**-100
 
     def drop_redundant(self) -> bool:
+        """Drop facets that are nowhere the largest; return whether there were any."""
         # the cone has the inequalities of the domain, then one for each sum in `self.facets`
         cone, num_sums = self.cone, len(self.facets)
         num_domain = len(cone.inequalities) - num_sums

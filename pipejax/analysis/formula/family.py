@@ -99,6 +99,7 @@ class Family(NamedTuple):
 
 
 def _form_text(names: Sequence[str], facets: Sequence[Sequence[str]]) -> str:
+    """Write facets, given as texts of their counts, as `max((M + 3)F + 2B, 6F)`."""
     sums = []
     for facet in facets:
         counts = [f"({count})" if " " in count else count for count in facet]
@@ -162,9 +163,7 @@ def formula_family(
         n: formula(program(n), parameters(n) if callable(parameters) else parameters)
         for n in (*numbers, *check_numbers)
     }
-    facets = {
-        n: [tuple(map(Fraction, counts)) for counts in form.facets] for n, form in forms.items()
-    }
+    facets = {n: [tuple(map(Fraction, f)) for f in form.facets] for n, form in forms.items()}
     max_period = len(numbers) // (degree + 1 + NUM_CHECKS) * step
     for period in range(step, max_period + 1, step):
         fit = _fit_period(numbers, check_numbers, facets, period, degree)
@@ -180,9 +179,9 @@ def formula_family(
     largest = max(map(len, facets.values()))
     steps = f", in multiples of {step}: rise by 1 for others" if step > 1 else ""
     raise NoFamilyError(
-        f"no polynomials in {symbol} of degree {degree} were found on {numbers[0]} to "
-        f"{numbers[-1]}: periods up to {max_period} show there{steps}; forms have up to {largest} "
-        "facets; give more numbers, or fewer parameters"
+        f"no polynomials in {symbol} of degree {degree} hold from {numbers[0]} to {numbers[-1]}, "
+        f"which show periods up to {max_period}{steps}; forms have up to {largest} facets; give "
+        "more numbers, or fewer parameters"
     )
 
 

@@ -172,6 +172,7 @@ class Formula:
         return np.asarray(sums.argmax(axis=-1))
 
     def _check_parameters(self, theta: Any, values: Mapping[str, Any]) -> list[Any]:
+        """Check the values of all parameters, given by name or along the last axis of `theta`."""
         if theta is not None:
             values = {**values, **self._by_name(theta)}
         for name in values:
@@ -179,9 +180,7 @@ class Formula:
                 raise unknown("parameter", name, self.parameters)
         for name in self.parameters:
             if name not in values:
-                raise ValueError(
-                    f"{name} has no value: the form needs {', '.join(self.parameters)}"
-                )
+                raise ValueError(f"{name} has no value: give all of {', '.join(self.parameters)}")
         numbers = [checked_seconds(name, values[name]) for name in self.parameters]
         for name, value in zip(self.parameters, numbers, strict=True):
             low, high = self.box.get(name, (0.0, np.inf))
@@ -462,9 +461,7 @@ def formula(
 
         envelope = find_facets(run_and_report, domain, len(costs.names), max_facets)
     if envelope.gap == 1:
-        raise wrong(
-            "max_facets", f"= {max_facets} is too few: the makespan exceeds them by any factor"
-        )
+        raise wrong("max_facets", f"= {max_facets} is too few for any bound on the makespan")
     return Formula(
         parameters=costs.names,
         counts=envelope.facets,
@@ -567,6 +564,7 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
     costs = linear_costs(program, costs_by_parameter)
     costs = costs._replace(units=np.array(content.units, object))
     facets, gap, box = np.array(content.facets), Fraction(*content.gap), content.box
+    points, cone = np.array(content.points, object), _cone(content)
     return Formula(
         parameters=costs.names,
         counts=facets,
@@ -577,7 +575,7 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
         box={key: (low, math.inf if high is None else high) for key, (low, high) in box.items()},
         program=costs.program,
         costs=costs,
-        envelope=Envelope(facets, np.array(content.points, object), _cone(content), {}, gap, 0),
+        envelope=Envelope(facets, points, cone, lengths={}, gap=gap, evaluations=0),
     )
 
 

@@ -79,7 +79,7 @@ def named_parameters(
     for name in names:
         field, mask = _field_and_mask(program, name)
         if np.any(totals.get(field, 0) * mask) or name in shares:
-            raise ValueError(f"{name} gives a time that another of {', '.join(names)} gives too")
+            raise ValueError(f"{name} sets a time that another of {', '.join(names)} sets, too")
         totals[field] = totals.get(field, 0) + mask
         shares[name] = {field: mask}
     for field, total in totals.items():
@@ -164,7 +164,7 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
         costs.check_values()
         if costs.pair_factor is not None:
             raise ValueError(
-                f"parameters[{name!r}]: pair_factor makes no sum of costs, which a form is of: "
+                f"parameters[{name!r}]: a closed form is a sum of costs, and has no pair_factor: "
                 "give pair"
             )
     if not parameters:
@@ -177,8 +177,8 @@ def linear_costs(program: Program, parameters: Sequence[str] | Weights | None) -
         raise ArgumentError(
             "eager_below",
             program.links.eager_below,
-            "a closed form knows no eager_below: its parameters say which messages are buffered. "
-            "Name pairs of workers whose messages are, as pair_links={(0, 1): 'queued'}",
+            "a closed form knows no eager_below, because it has no message times. Name pairs of "
+            "workers whose messages are buffered, as pair_links={(0, 1): 'queued'}",
         )
     for costs in parameters.values():
         program = program_for(program, costs)
@@ -296,7 +296,7 @@ def polynomial_text(symbol: str, coefficients: Counts) -> str:
     """Write a polynomial as `7/4 M + 12`; the first coefficient is the constant."""
     powers = ["", symbol, *(f"{symbol}^{k}" for k in range(2, len(coefficients)))]
     constant, *higher = coefficients  # written from the highest power down
-    text = _sum(powers[:0:-1], higher[::-1], _text_factor)
+    text = _sum(powers[:0:-1], higher[::-1], _text_factor)  # M^2, M
     if not constant:
         return text
     if text == "0":

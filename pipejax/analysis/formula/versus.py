@@ -257,7 +257,7 @@ def regime_map(forms: Mapping[str, Formula]) -> RegimeMap:
         if not low < high < np.inf:
             raise wrong("box", f"of {name} must be a range to draw a map, got {low:g} to {high:g}")
     if not box[unit][0] <= 1 <= box[unit][1]:
-        raise wrong("box", f"{unit} must hold 1, in times of which the others are drawn")
+        raise wrong("box", f"{unit} must hold 1: the map shows the others relative to {unit}")
     steps = (np.arange(SIDE) + CELL_OFFSET) / SIDE
     x_values, y_values = (
         float(low) + (float(high) - float(low)) * steps

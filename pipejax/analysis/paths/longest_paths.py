@@ -183,6 +183,7 @@ class PathRanking:
         return True
 
     def _path(self, rank: int) -> RankedPath:
+        """Return a path to the sink: its nodes, and their columns in `preds`, in order."""
         path = self._known_paths(self._sink)[rank]
         length, nodes, columns = path.length, list[int](), list[int]()
         node = self._pred(self._sink, path.column)
@@ -291,7 +292,7 @@ def longest_paths(
 def _count_costs(
     evaluation: Evaluation, program: Program, vector: Float[NumpyArray, " costs"]
 ) -> tuple[list[str], Int[NumpyArray, "costs names"]]:
-    """Return names of costs, and (costs, names) how often each entry of the vector counts each."""
+    """Return names of costs, and how often each entry of the vector counts as each name."""
     # The cost vector has entries "F F B B pair latency latency ..". An F counts (1, 0, ..). A pair
     # without a time of its own counts as its F and its B.
     layout = program.layout

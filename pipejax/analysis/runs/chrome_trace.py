@@ -127,6 +127,7 @@ def _duration(start: int, end: int) -> float:
 
 
 def _op_slices(table: ScheduleTable, bar: Bar, lanes: Sequence[str]) -> list[_Slice]:
+    """Return the slices of a bar: one, or for a collective one on each of its workers."""
     op, tracks = bar.ops[0], [_compute_track(bar.worker)]
     if bar.worker == NO_WORKER:
         workers = sorted(set(table.placement[:, op.stage].tolist()))
@@ -148,6 +149,7 @@ def _op_slices(table: ScheduleTable, bar: Bar, lanes: Sequence[str]) -> list[_Sl
 
 
 def _message_slices(table: ScheduleTable, arrow: Arrow) -> list[_Slice]:
+    """Return a message's slices at its sender and receiver; none if it takes no time."""
     sender, receiver, args = arrow.sender, arrow.receiver, {"critical": arrow.is_critical}
     tracks = (
         Track(sender, SEND, receiver, f"send to worker {receiver}", "message"),
@@ -254,6 +256,7 @@ def _in_flight(table: ScheduleTable, ops: Sequence[Bar]) -> list[Event]:
 
 
 def _idle_workers(num_workers: int, slices: Sequence[_Slice]) -> list[Event]:
+    """Return counter events of the number of idle workers."""
     changes = Counter({0: num_workers})  # of the number of idle workers, by time [ns]
     for piece in slices:
         if piece.track.kind == COMPUTE:

@@ -145,6 +145,7 @@ _SUMS_AND_RATIOS = "busy bubble_ratio bubble_overhead max_span span_bubble_ratio
 
 
 def _evaluate_unchecked(table: ScheduleTable, costs: Costs, link: str | Links) -> Evaluation:
+    """Run a schedule; times may overflow, which the caller checks."""
     program, vector = lower_and_price(table, costs, link)
     run = run_on_host(program, vector)
     start, finish = run.start, run.finish
@@ -352,7 +353,7 @@ def activation_memory(
     size, share, *other_sizes = arrays
     has_work = any(entry.any() for entry in recomputed)
     parts = HeldParts.from_ops(ops, evaluation.table.grammar, at_work=has_work)
-    steps = _steps(parts, np.stack([size, share * size, *other_sizes]), evaluation.workers)
+    steps = _memory_steps(parts, np.stack([size, share * size, *other_sizes]), evaluation.workers)
     work = np.stack(np.broadcast_arrays(*_same_axes(*recomputed)))
     return ActivationMemory(*steps, activations, shares, checkpoint_sizes, work)
 
@@ -402,15 +403,15 @@ def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredW
       ([0.0, 0.25, 4.25, 6.25], [3.0, 7.0, 3.0, 0.0], [7.0])
     """
     check_types(evaluation=(evaluation, Evaluation))
-    size = per_stage("sizes", sizes, (evaluation.stages, 0))
+    size = per_stage("sizes", sizes, (evaluation.stages, 0))  # no axis of microbatches
     # `GATHERED` lists the memory that UNSHARD takes at its start and RESHARD frees at its end
     ops = HeldOps.from_content(evaluation.table, GATHERED)  # their `start` is still a slot
     start, end = (times[ops.worker, ops.start] for times in (evaluation.start, evaluation.finish))
     parts = HeldParts.from_ledger(ops._replace(start=start, end=end), GATHERED)
-    return GatheredWeights(*_steps(parts, size[None], evaluation.workers))
+    return GatheredWeights(*_memory_steps(parts, size[None], evaluation.workers))
 
 
-def _steps(
+def _memory_steps(
     parts: HeldParts, sizes: Float[NumpyArray, "parts stages"], num_workers: int
 ) -> tuple[NumpyArray, NumpyArray, NumpyArray, NumpyArray, NumpyArray]:
     """Return worker, time [s] and memory of each step, then each worker's peak and its time [s]."""

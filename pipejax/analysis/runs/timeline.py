@@ -195,8 +195,8 @@ def part_window(run: Evaluation, part: str) -> Window:
     }[name]
     if window.start >= window.stop:
         raise ValueError(
-            f"part {name}: {run.schedule} has none: its workers are warm at {warmup_end:.4g}, and "
-            f"the first of them is out of forwards at {cooldown_start:.4g}"
+            f"part {name}: {run.schedule} has none: warm-up ends at {warmup_end:.4g}, but a worker "
+            f"has ended its last forward at {cooldown_start:.4g}"
         )
     return window
 

@@ -265,7 +265,7 @@ def find_evidence(
         runs = [x for x in measured_runs() if _generation(x.system) == _generation(system.name)]
     else:
         software = stack or record.stack or DEFAULT_STACK
-        rows = map(from_numbers, record.evidence)
+        rows = map(from_numbers, record.evidence)  # (regime, errors, memory)
         runs = [Runs(record.source, system.name, record.stack or software, *row) for row in rows]
         bands = (band for band in record.bands if band.percent == PERCENT)
         factors = next((ErrorRange(b.low, b.high, "its own runs") for b in bands), None)
@@ -292,7 +292,7 @@ def find_evidence(
     if not candidates:
         return None
     # prefer many runs, then the fewest differences, then the most configurations
-    return max(candidates, key=lambda x: (x.is_many, -len(x.differs), x.configurations))
+    return max(candidates, key=lambda run: (run.is_many, -len(run.differs), run.configurations))
 
 
 def are_tied(

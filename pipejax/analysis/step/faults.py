@@ -95,8 +95,8 @@ def find_faults(evaluation: Evaluation, parts: Sequence[Part] | None = None) -> 
     check_types(evaluation=(evaluation, Evaluation))
     trial = FaultRemoved(evaluation)
     parts = step_parts(evaluation) if parts is None else parts
-    slow_places = [*_imbalance(trial), *_links(trial)]
-    faults = [*slow_places, *_joint(trial, slow_places), *_rule_faults(trial)]
+    slow_places = [*_imbalance(trial), *_slow_links(trial)]
+    faults = [*slow_places, *_joint_faults(trial, slow_places), *_rule_faults(trial)]
     # a slow link is a cause of its own, so the parts are computed without the slow link
     slow = next((fault for fault in faults if fault.kind == "link"), None)
     if slow is not None:
@@ -151,12 +151,12 @@ class ComputeTimes(NamedTuple):
         return cls(stage_seconds / evaluation.microbatches, evaluation.busy, microbatch_seconds)
 
     @property
-    def even(self) -> str:
+    def even_stage_rules(self) -> str:
         """Return scaling rules that set the times of all stages to their mean."""
         return _evening_rules("stage", self.stages)
 
     @property
-    def even_workers(self) -> str:
+    def even_worker_rules(self) -> str:
         """Return scaling rules that set the times of all workers to their mean."""
         return _evening_rules("worker", self.workers)
 
@@ -181,7 +181,7 @@ def against_others(values: Float[NumpyArray, " places"]) -> Float[NumpyArray, " 
 def slowest_place(evaluation: Evaluation) -> Fault | None:
     """Return the slow stage or worker whose speed-up would save most; None if none is slow."""
     trial, times = FaultRemoved(evaluation), ComputeTimes.from_run(evaluation)
-    faults = [*_stages(trial, times), *_slow_workers(trial, times)]
+    faults = [*_slow_stages(trial, times), *_slow_workers(trial, times)]
     return max(faults, key=lambda fault: (fault.seconds, fault.stage is not None), default=None)
 
 
@@ -190,7 +190,8 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
     times, table = ComputeTimes.from_run(trial.run), trial.table
     single = slowest_place(trial.run)
     # time saved [s] by scaling all stages, or all workers, to their mean time
-    even = [(trial.saves(rules), rules) for rules in (times.even, times.even_workers) if rules]
+    all_rules = filter(None, (times.even_stage_rules, times.even_worker_rules))
+    even = [(trial.saves(rules), rules) for rules in all_rules]
     saved_by_even, even_rules = max(even, default=(0.0, ""))
     if single is None and saved_by_even <= 0:
         return
@@ -202,7 +203,7 @@ def _imbalance(trial: FaultRemoved) -> Iterator[Fault]:
     if (
         single is not None
         and single.seconds >= SINGLE_CAUSE_SHARE * saved_by_even
-        and not _is_shared(single, ratios, table, saved_by_even > single.seconds)
+        and not _is_shared(single, ratios, table, is_even_better=saved_by_even > single.seconds)
     ):
         why = f"{single.why}; it {computes}" if single.worker == busiest else single.why
         yield single._replace(why=why)
@@ -248,7 +249,7 @@ def _share(seconds: float, total: float) -> str:
     return f"{100 * seconds / (total or 1.0):.3g} %"
 
 
-def _stages(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
+def _slow_stages(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
     """Yield slow stages; `trial.saves` evaluates the run at times that the rules scale."""
     for stage, ratio in enumerate(against_others(times.stages).tolist()):
         if MIN_SLOW_RATIO < ratio < np.inf:
@@ -262,6 +263,7 @@ def _stages(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
 
 
 def _slow_workers(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
+    """Yield workers that are slow on all of their stages."""
     stage_ratios = against_others(times.stages)
     for worker, ratio in enumerate(against_others(times.workers).tolist()):
         stages = np.flatnonzero((trial.table.placement == worker).any(axis=0))
@@ -275,7 +277,7 @@ def _slow_workers(trial: FaultRemoved, times: ComputeTimes) -> Iterator[Fault]:
         yield Fault("imbalance", trial.saves(rules), why, worker, only_stage, rules=rules)
 
 
-def _links(trial: FaultRemoved) -> Iterator[Fault]:
+def _slow_links(trial: FaultRemoved) -> Iterator[Fault]:
     """Yield the link whose speed-up saves most, of those above the median of the other links."""
     faults = []
     groups = message_times(trial.table, trial.run.costs)
@@ -287,7 +289,7 @@ def _links(trial: FaultRemoved) -> Iterator[Fault]:
             boundaries = ", ".join(map(str, by_boundary))
             excess = f"take {ratio:.3g} times the median of the others"
             if np.isinf(ratio):
-                excess = "take time, those of most others none"
+                excess = "take time, but most other messages take none"
             workers = f"messages between workers {pair[0]} and {pair[1]}"
             why = f"{workers} (stage boundary {boundaries}) {excess}"
             faults.append(Fault("link", trial.saves(rules), why, link=pair, rules=rules))
@@ -304,7 +306,7 @@ def _place(fault: Fault) -> str:
     return "the split over stages" if fault.worker is None else f"worker {fault.worker}"
 
 
-def _joint(trial: FaultRemoved, faults: Sequence[Fault]) -> Iterator[Fault]:
+def _joint_faults(trial: FaultRemoved, faults: Sequence[Fault]) -> Iterator[Fault]:
     """Yield one fault for two that hide each other: without the first, ops wait for the second."""
     rules, total = ",".join(fault.rules for fault in faults), trial.run.makespan
     saved, alone = trial.saves(rules), [max(fault.seconds, 0.0) for fault in faults]

@@ -129,6 +129,7 @@ def _part_growths(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
     yield "start", start
     yield "gaps", gaps
     yield "end", makespan - compute - start - gaps
+    # each level adds a reason to wait, and its part is the growth of the makespan
     levels = [*_levels(evaluation, compute_costs)]
     if table_without_rules is not None:
         levels.insert(0, (RULES, (even_costs, delay)))
@@ -257,9 +258,8 @@ def step_report(evaluation: Evaluation, workload: Workload, system: System) -> S
       >>> abs(sum(report.breakdown.values()) / run.step_time - 1) < 1e-9
       True
     """
-    check_types(
-        evaluation=(evaluation, Evaluation), workload=(workload, Workload), system=(system, System)
-    )
+    check_types(evaluation=(evaluation, Evaluation), workload=(workload, Workload))
+    check_types(system=(system, System))
     step, sequences = evaluation.step_time, workload.minibatch * workload.data_parallel
     accelerators = workload.accelerators_per_worker * workload.data_parallel * evaluation.workers
     tokens = sequences * float(workload.model.sequence)

@@ -316,7 +316,7 @@ def validate(
         system=(system, System, str, Path, type(None)),
     )
     if isinstance(data, MeasuredRows) and stack is not None:
-        raise wrong("stack", f"of rows that were read is theirs: read them with it, got {stack!r}")
+        raise wrong("stack", f"is for files: read MeasuredRows with this stack, got {stack!r}")
     rows = data if isinstance(data, MeasuredRows) else _read(data, stack)
     predict = predict or functools.partial(predicted_by_costs, link=link)
     machine = load_system(system) if isinstance(system, str | Path) else system
@@ -338,7 +338,7 @@ def judge(ours: Validation, path: str | Path) -> tuple[Validation, Validation]:
     """
     files = set(ours.measured.file)
     if len(files) != 1:
-        raise wrong("predictions", f"are of one file of measured rows, got {len(files)} files")
+        raise wrong("predictions", f"must be for one file of measured rows, got {len(files)} files")
     columns = read_predictions(path, len(ours.measured))
     no_band = np.full(len(ours.measured), np.nan)
     theirs = Validation(ours.measured, Predictions(**columns, low=no_band, high=no_band))
@@ -357,6 +357,7 @@ def _read(data: str | Path | Sequence[str | Path], stack: str | Path | None) -> 
 
 
 def _warn_overridden(rows: MeasuredRows, system: str) -> None:
+    """Warn if a system predicts rows that name another system."""
     other_rows = rows.system[(rows.system != "") & (rows.system != system)]
     if len(other_rows):
         names = ", ".join(dict.fromkeys(other_rows.tolist()))

@@ -87,9 +87,7 @@ class Distribution:
         object.__setattr__(self, "name", name)
         largest = DISTRIBUTIONS[self.name].largest
         if is_number(self.spread) and 0 < self.spread < SMALLEST_SPREAD:
-            raise ValueError(
-                f"a spread must be 0 or at least {SMALLEST_SPREAD:g}, got {self.spread!r}"
-            )
+            raise ValueError(f"spread must be 0 or from {SMALLEST_SPREAD:g}, got {self.spread!r}")
         if not is_number(self.spread) or self.spread > largest:
             raise ValueError(
                 f"the spread of {self.name} must be a number from 0 to {largest:.3g}, "

@@ -172,7 +172,7 @@ def jitter(
     node_share[per_op.ops] = counts[: len(per_op.ops)] / samples
     message_counts = counts[len(per_op.ops) :][: len(per_op.messages)]
     message_share[per_op.messages] = message_counts / samples
-    carrier = run.program.messages.carrier
+    carrier = run.program.messages.carrier  # the node of each message; 0 if it has no node
     node_share[carrier[carrier > 0]] = message_share[carrier > 0]
     node_share[0] = 1.0  # every path starts at the source
     results = makespans, node_share, message_share, replicas, slowest.draws
@@ -232,7 +232,7 @@ def _durations(
 ) -> Float[NumpyArray, "columns samples"]:
     """Draw the durations [s] of all ops and messages (columns) in a group of samples."""
 
-    def generator(stream: int) -> np.random.Generator:
+    def generator(stream: int) -> np.random.Generator:  # a stream for each kind of factor
         return np.random.default_rng([seed, stream, group])
 
     # The rows of a small `count` are the first rows of a larger `count`. Factors of 1 need no draw.

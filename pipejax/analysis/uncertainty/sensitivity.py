@@ -103,9 +103,8 @@ def sensitivity(
       >>> result.bound_by, round(result.elasticity["network.bandwidth"], 2)
       ('compute.peak', -0.05)
     """
-    check_types(
-        table=(table, ScheduleTable), workload=(workload, Workload), system=(system, System)
-    )
+    check_types(table=(table, ScheduleTable), workload=(workload, Workload))
+    check_types(system=(system, System))
     with jax.enable_x64(True):
         no_change = np.zeros((1, len(PARAMETERS)))
         costs, cost_slopes = _prices(table, workload, system, no_change, slopes=True)
@@ -182,10 +181,9 @@ def _prices(
     microbatch_size = workload.microbatch_size(table)
 
     def price_one(shape: PricingShape, logs: Any, _: tuple[()]) -> Costs:
+        """Return a configuration's costs, with each parameter times exp of its log."""
         factor = {name: xp.exp(logs[index]) for index, name in enumerate(PARAMETERS)}
-        numbers = {
-            name: getattr(model, name) * factor[f"model.{name}"] for name in MODEL_PARAMETERS
-        }
+        numbers = {x: getattr(model, x) * factor[f"model.{x}"] for x in MODEL_PARAMETERS}
         factor_by_field = {FIELDS[name]: factor[name] for name in (*RESOURCES, *EFFICIENCIES)}
 
         def scale(path: Any, leaf: Number) -> Number:

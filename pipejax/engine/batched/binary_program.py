@@ -108,11 +108,11 @@ def binary_ops(program: Program) -> BinaryOps:
     end_op = last_op[1:][has_end_op] + 1
     first[end_op] = np.append(last_op[1:][is_sink][:1], end_op[:-1])[: len(end_op)]
     second[end_op] = end_op - 1
-    slot, num_slots = allocate(first, second, np.arange(size))
+    slot, num_slots = slots_of_ops(first, second, np.arange(size))
     return BinaryOps(first, second, lag, duration, slot, num_slots)
 
 
-def allocate(
+def slots_of_ops(
     first: Column, second: Column, moment: Column, num_buffers: int = 1
 ) -> tuple[Column, int]:
     """Return (slot of each op, number of slots) in buffers; ops that are live share no slot."""
@@ -125,12 +125,12 @@ def allocate(
     slot, num_slots = np.empty_like(moment), 0
     for buffer in range(num_buffers):
         ops = np.flatnonzero(moment % num_buffers == buffer)
-        slot[ops], count = _slots(moment[ops], last_reader[ops])
+        slot[ops], count = _assign_slots(moment[ops], last_reader[ops])
         num_slots = max(num_slots, count)
     return slot + FIRST_SLOT, num_slots + FIRST_SLOT
 
 
-def _slots(first_use: Column, last_use: Column) -> tuple[Column, int]:
+def _assign_slots(first_use: Column, last_use: Column) -> tuple[Column, int]:
     """Assign slots of one buffer to ops; return each op's slot (ops) and the number of slots."""
     # The arguments are moments; at equal moments, ops take slots before others put theirs back. The
     # slot freed last is used first, because it is still in cache: free slots are a stack. Putting a

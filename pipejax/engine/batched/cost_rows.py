@@ -119,8 +119,8 @@ def _check_batched(costs: Costs, sizes: Sizes) -> None:
     name, leaf = max(arrays.items(), key=lambda item: np.ndim(item[1]))
     raise wrong(
         name,
-        f"has shape {leaf.shape}: costs of one configuration have no batch axis here, where the "
-        f"first axis of every array is one: {ONE_CONFIGURATION}",
+        f"has shape {leaf.shape}: these costs of one configuration have no batch axis, the first "
+        f"axis of every array: {ONE_CONFIGURATION}",
         leaf.shape,
     ) from None
 
@@ -158,6 +158,7 @@ def _check_one_reading(leaf_shapes: Shapes, size: int, sizes: Sizes) -> None:
 def _batch_size(leaf_shapes: Shapes, batch_size: int | None) -> int:
     """Return the length of the batch axis, the first axis of every cost that is not a scalar."""
     lengths = {name: shape[0] for name, shape in leaf_shapes if shape}
+    # an axis of length 0 makes an empty batch
     size = batch_size or max(lengths.values(), default=1) * all(lengths.values())
     for name, length in lengths.items():
         if length not in (1, size):

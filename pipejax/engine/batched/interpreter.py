@@ -30,10 +30,10 @@ from pipejax.engine.batched.binary_program import (
     Task,
     UIntArray,
     Unsigned,
-    allocate,
     bucket_size,
     pad_rows,
     padded_width,
+    slots_of_ops,
 )
 from pipejax.engine.batched.cost_rows import ZERO_ROW, CostRows, Leaves
 from pipejax.engine.batched.interpreter_loops import (
@@ -96,7 +96,7 @@ def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
     """Encode ops by level; return None if copies and padding would add too many ops."""
     num_ops = ops.num_ops
     ops, first_lag = _without_sums(ops)
-    op_level = _levels(ops)
+    op_level = _op_levels(ops)
     first, second, lag, duration, levels = _with_copies(ops, op_level)
     first_lag = np.append(first_lag, np.full(len(first) - len(first_lag), ZERO))
     size = np.bincount(levels)  # ops of each level
@@ -105,7 +105,7 @@ def level_program(ops: BinaryOps, rows: CostRows) -> LevelProgram | None:
     if ends[-1] * STRIDE > max(MAX_OPS_RATIO * num_ops, LEAST_OPS):
         return None
     order = np.argsort(levels, kind="stable")
-    slot, num_slots = allocate(first, second, levels, num_buffers=2)
+    slot, num_slots = slots_of_ops(first, second, levels, num_buffers=2)
     # Levels of 5 and 2 ops take 2 strides and 1: they begin at rows 0 and 8 of the code, and the
     # ranks in their level are 0 1 2 3 4 0 1, so the rows are 0 1 2 3 4 8 9.
     rank = np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size)
@@ -167,7 +167,7 @@ def _without_sums(ops: BinaryOps) -> tuple[BinaryOps, Ops]:
     return needed_ops, first_lag[is_needed]
 
 
-def _levels(ops: BinaryOps) -> Ops:
+def _op_levels(ops: BinaryOps) -> Ops:
     """Return the level of each op (ops): the length of the longest chain of ops before it."""
     # the constants, operands -1 and -2, index the last two entries; they are before level 0
     level = [0] * ops.num_ops + [-1, -1]
@@ -299,9 +299,9 @@ def side_by_side(
     run: Callable[[Pieces], Any],
     pieces: Pieces,
     threads: int,
-    take: Callable[[int, Any], PartResult],
+    finish_part: Callable[[int, Any], PartResult],
 ) -> list[PartResult]:
-    """Run parts of a batch in threads; return `take(first configuration, result)` of each."""
+    """Run parts of a batch in threads; return `finish_part(index of first row, result)` of each."""
     # on a CPU, loops of one computation do not run in parallel, but two computations do
     size = max(map(len, pieces))
     part_size = -(-size // threads)
@@ -314,7 +314,7 @@ def side_by_side(
         part = tuple(p[first : first + part_size] if len(p) > 1 else p for p in pieces)
         with jax.enable_x64(has_float64):
             results = jax.tree.map(lambda array: np.asarray(array)[..., low - first :], run(part))
-            return take(low, results)
+            return finish_part(low, results)
 
     starts = range(0, size, part_size)
     return list(_pool().map(solve_part, starts) if threads > 1 else map(solve_part, starts))
@@ -359,7 +359,7 @@ def _run(task: Task | LevelProgram, pieces: tuple[Array, ...], *, plain: bool = 
     plain = plain or jax.default_backend() != "cpu"
     call = (lambda loops: loops) if plain else as_single_xla_call
     size, dtype = max(map(len, pieces)), pieces[0].dtype
-    tiles = _block(task, size, dtype, plain)
+    tiles = _block_shape(task, size, dtype, plain)
     block, pieces = _pad(pieces, tiles)
     num_columns = 1 + sum(piece.shape[1] for piece in pieces)
     backward = task.backward
@@ -432,7 +432,7 @@ def _in_blocks(solve: Callable[[Array], Solution], *, size: int, block: int) -> 
     return jax.lax.fori_loop(0, -(-size // block), write_block, empty)
 
 
-def _block(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, int]:
+def _block_shape(task: Task, size: int, dtype: np.dtype, plain: bool) -> tuple[int, int]:
     """Return the number of tiles in a block, and the number of configurations in a tile."""
     # memory for choices and paths of all ops limits the configurations; accelerators use one tile
     bits = 3 if task.temperature is None else 3 * 8 * dtype.itemsize  # per op and configuration

@@ -151,7 +151,7 @@ def cost_sums(cost: Array, terms: UIntArray, num_rows: Number, columns: Array) -
 
 def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tuple[Array, Array]:
     """Run all ops for tile t; return values by slot (slots, lanes) [s] and updated choices."""
-    # No op writes the slot of its own operand (`binary_program.allocate` ensures this). An
+    # No op writes the slot of its own operand (`binary_program.slots_of_ops` ensures this). An
     # iteration runs a group of ops, as many as a byte has bits.
     program, temperature = task.forward, task.temperature
     keeps_choices = task.backward is not None
@@ -239,8 +239,8 @@ def counts_on_path(
         stretch = num_stretches - Unsigned(1) - k
         first = stretch * Unsigned(length)
         end = jnp.minimum(first + Unsigned(length), backward.num_ops)
-        state, on_path = _path(program, choices, state, on_path, first, end)
-        return state, on_path, _counts(program.terms, backward, on_path, counts, stretch)
+        state, on_path = _mark_path(program, choices, state, on_path, first, end)
+        return state, on_path, _add_counts(program.terms, backward, on_path, counts, stretch)
 
     start = (
         last,
@@ -251,11 +251,11 @@ def counts_on_path(
     return counts
 
 
-def _choice(choices: Array, op: Array) -> Array:
+def _second_weights(choices: Array, op: Array) -> Array:
     """Return the weights (1, width) of an op's second operand; exact weights are packed bits."""
     # Bytes are transposed, from eight ops of a configuration to eight configurations of an op. Bit
     # i of byte j belongs to configuration i * bytes + j: the eighths of a row are put on top of
-    # each other, which needs no shuffle across lanes. `_counts` unpacks them the same way.
+    # each other, which needs no shuffle across lanes. `_add_counts` unpacks them the same way.
     if choices.dtype != jnp.uint8:
         return take_row(choices, op)
     width = choices.shape[1] // BITS
@@ -268,7 +268,7 @@ def _choice(choices: Array, op: Array) -> Array:
     return bits
 
 
-def _path(
+def _mark_path(
     program: ForwardProgram, choices: Array, state: Array, on_path: Array, first: Array, end: Array
 ) -> tuple[Array, Array]:
     """Mark the operands of a stretch's ops as on the critical path where the ops are on it."""
@@ -282,7 +282,7 @@ def _path(
         row = Unsigned(2) * (op - first)
         # copy the row before the state is written to
         path = put_row(path, take_row(state, slot), Unsigned(0))
-        op_path, weight = take_row(path, Unsigned(0)), _choice(choices, op)
+        op_path, weight = take_row(path, Unsigned(0)), _second_weights(choices, op)
         if op_path.dtype == jnp.uint8:
             first_path, second_path = op_path & ~weight, op_path & weight
         else:
@@ -298,7 +298,7 @@ def _path(
     return state, on_path
 
 
-def _counts(
+def _add_counts(
     terms: UIntArray, backward: BackwardProgram, on_path: Array, counts: Array, stretch: Array
 ) -> Array:
     """Add a stretch's uses of costs to counts (columns, configurations); column 0 is no cost."""
@@ -307,7 +307,7 @@ def _counts(
     # uses of a cost row, the sum of two columns (`terms[row]`), no more than fit into a byte.
     is_bits = on_path.dtype == jnp.uint8
     # row i takes bit i of every byte, that is configurations i * width to (i + 1) * width - 1 (see
-    # `_choice`), so the rows one after the other are in the order of the batch
+    # `_second_weights`), so the rows one after the other are in the order of the batch
     shape = (BITS if is_bits else 1, on_path.shape[1])
     bit = jnp.uint8(1) << jax.lax.broadcasted_iota(jnp.uint8, shape, 0)
 

@@ -279,7 +279,7 @@ def _prepare(
             check_known(program, costs)
             costs = unchecked_costs(with_pair_times(program, leaves))
             program = program_with_pair_times(program)
-        plan = _plan(program, costs)
+        plan = _shape_plan(program, costs)
     except ValueError:
         costs.check_values()  # a cost that is wrong is named before one that is missing
         raise
@@ -287,7 +287,7 @@ def _prepare(
     return _Problem(plan, temperature, unroll, max_bytes, pair_program), leaves, size
 
 
-def _plan(program: Program, costs: Costs) -> _Plan:
+def _shape_plan(program: Program, costs: Costs) -> _Plan:
     """Return a program's plan (its encoded and compiled forms) for the shapes of these costs."""
     shapes = tuple(None if leaf is None else np.shape(leaf)[1:] for leaf in vars(costs).values())
     plans = _plans.setdefault(program, {})
@@ -367,7 +367,7 @@ def _solve_in_trace(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
         """Return makespans (batch), and counts on the critical path for each cost array."""
         task = problem.task(with_counts)
         values, counts = interpreter.interpreted_makespans(task, rows.pieces(leaves), in_trace=True)
-        return values, _by_leaf(rows, counts, leaves)
+        return values, _counts_by_field(rows, counts, leaves)
 
     @solve_batch.def_vmap
     def solve_larger(
@@ -398,19 +398,19 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
     """Solve a batch of untraced costs in parts: by a kernel, level by level, or op by op."""
     plan, size = problem.plan, max(map(len, leaves.values()))
     dtype = next(iter(leaves.values())).dtype
-    unroll = _unrolls(problem, size, dtype, with_counts)
+    unroll = _uses_kernel(problem, size, dtype, with_counts)
     has_levels = jax.default_backend() == "cpu" and not with_counts and problem.temperature is None
     by_level = has_levels and size * plan.ops.num_ops >= MIN_LEVELS_WORK
     solutions: list[tuple[Values, interpreter.Counts | None]] = []
     num_results = 1 + (len(plan.rows.terms) if with_counts else 0)
-    for part, count, sharding in _parts(leaves, size, problem.max_bytes, num_results):
+    for part, count, sharding in _parts_in_memory(leaves, size, problem.max_bytes, num_results):
         counts: interpreter.Counts | None = None
         if unroll and not with_counts:
             values = plan.unrolled(part)
         elif unroll and sharding is None and (kernel := plan.unrolled_with_counts[dtype]):
             values, counts = kernel(part)
         else:
-            pieces = _pieces(plan.rows, part, count, sharding)
+            pieces = _cost_matrices(plan.rows, part, count, sharding)
             levels = plan.levels if by_level else None
             task = problem.task(with_counts) if levels is None else levels
             values, counts = interpreter.interpreted_makespans(task, pieces, over=sharding)
@@ -423,7 +423,7 @@ def _solve_in_parts(problem: _Problem, leaves: Leaves, with_counts: bool) -> tup
             values = values[:count] if is_remote else jnp.asarray(np.asarray(values)[:count])
         solutions.append((values, counts))
     values, counts = solutions[0] if len(solutions) == 1 else jax.tree.map(_join, *solutions)
-    return values, _by_leaf(plan.rows, counts, leaves)
+    return values, _counts_by_field(plan.rows, counts, leaves)
 
 
 def _join(*arrays: Any) -> Any:
@@ -431,7 +431,7 @@ def _join(*arrays: Any) -> Any:
     return xp.concatenate(arrays, axis=-1)
 
 
-def _parts(
+def _parts_in_memory(
     leaves: Leaves, size: int, max_bytes: int, num_results: int
 ) -> Iterator[tuple[Leaves, int, NamedSharding | None]]:
     """Yield parts of a batch whose costs and results take at most `max_bytes` on the device."""
@@ -453,7 +453,7 @@ def _parts(
         yield placed, count, sharding
 
 
-def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -> bool:
+def _uses_kernel(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -> bool:
     """Return whether to use a kernel compiled for this program: if requested, or fastest."""
     # `unroll=True` of `makespans` is for values: for counts only the work decides
     if with_counts and (problem.unroll is False or jax.default_backend() != "cpu"):
@@ -471,7 +471,7 @@ def _unrolls(problem: _Problem, size: int, dtype: np.dtype, with_counts: bool) -
     return not with_counts or problem.plan.unrolled_with_counts[dtype] is not None
 
 
-def _pieces(
+def _cost_matrices(
     rows: CostRows, leaves: Leaves, size: int, over: NamedSharding | None
 ) -> interpreter.Pieces:
     """Return each cost field that the program reads as a matrix (batch or 1, entries)."""
@@ -489,7 +489,7 @@ def _pieces(
     return (matrix,)
 
 
-def _by_leaf(rows: CostRows, counts: interpreter.Counts | None, leaves: Leaves) -> Leaves:
+def _counts_by_field(rows: CostRows, counts: interpreter.Counts | None, leaves: Leaves) -> Leaves:
     """Split counts (columns, batch) by cost field: (batch, ..), with the field's axes last."""
     leaf_counts: Leaves = {}
     if counts is None:

@@ -47,7 +47,8 @@ def priced_on_host(
     price_one: PriceOne, shared: Tree, at: Tree, rows: Tree, *, slopes: bool = False
 ) -> tuple[Tree, Tree]:
     """Return costs of a small batch, and derivatives by the numbers `at`, without compiling."""
-    # Costs are (batch, ..), derivatives (batch, numbers of `at`, ..), or None without `slopes`.
+    # `price_one(shared, at, row)` prices a configuration; `shared` is the same for all. Costs are
+    # (batch, ..), derivatives (batch, numbers of `at`, ..), or None without `slopes`.
     leaves, structure = jax.tree.flatten(at)
     size, ends = batch_length((at, rows)), np.cumsum([0, *(leaf[0].size for leaf in leaves)])
     numbers = []  # forward mode: derivatives of the numbers by themselves are the identity matrix

@@ -90,7 +90,7 @@ def unrolled_with_counts(
 
 def _makespans(ops: BinaryOps, rows: CostRows, leaves: Leaves) -> Values:
     entries = [column for piece in rows.pieces(leaves) for column in piece.T]
-    makespan, _ = _forward(_code(ops, rows), rows.sums(entries))
+    makespan, _ = _run_forward(_op_code(ops, rows), rows.sums(entries))
     return jnp.broadcast_to(makespan, (max(map(len, leaves.values())),))
 
 
@@ -100,11 +100,11 @@ def _with_counts(
     """Return makespans (batch) [s], then counts (batch) of each cost column from 1."""
     # A count says how often the critical path uses the column. `pieces` hold costs (batch or 1,
     # columns). A cost row is the sum of a pair of columns, and `digits` pack its uses in words.
-    code, size, dtype = _code(ops, rows), max(map(len, pieces)), pieces[0].dtype
+    code, size, dtype = _op_code(ops, rows), max(map(len, pieces)), pieces[0].dtype
 
     def configuration_results(entries: list[Array]) -> list[Array]:
         """Return makespan and counts by cost column, given one configuration's costs."""
-        makespan, second_is_later = _forward(code, rows.sums(entries))
+        makespan, second_is_later = _run_forward(code, rows.sums(entries))
         uses = _unpack_uses(_pack_uses(code, second_is_later, digits), digits, dtype)
         column_counts = [jnp.zeros((), dtype)] * rows.num_columns
         for row, pair in enumerate(rows.terms.tolist()):
@@ -116,31 +116,31 @@ def _with_counts(
     return _in_one_pass(configuration_results, entries)
 
 
-def _code(ops: BinaryOps, rows: CostRows) -> Code:
+def _op_code(ops: BinaryOps, rows: CostRows) -> Code:
     """List for each op: first operand, second operand, cost row of lag, cost row of duration."""
     row = rows.row_of_position
     code: Code = np.stack([ops.first, ops.second, row[ops.lag], row[ops.duration]], axis=1).tolist()
     return code
 
 
-def _forward(code: Code, cost: list[Array]) -> tuple[Array, dict[int, Array]]:
+def _run_forward(code: Code, cost: list[Array]) -> tuple[Array, dict[int, Array]]:
     """Return the makespan () [s], and {op of two operands: whether the second was later ()}."""
     values, second_is_later = {START: jnp.zeros_like(cost[ZERO_ROW])}, {}
     for op, (first, second, lag, duration) in enumerate(code):
         if second == NO_OPERAND:
             value = values[first]
         else:
-            value = _plus(values[second], lag, cost)
+            value = _add_cost(values[second], lag, cost)
             if first != NO_OPERAND:
                 first_value, second_value = jnp.broadcast_arrays(values[first], value)
                 # cheaper than a maximum that looks for NaN
                 second_is_later[op] = second_value > first_value
                 value = jax.lax.select(second_is_later[op], second_value, first_value)
-        values[op] = _plus(value, duration, cost)
+        values[op] = _add_cost(value, duration, cost)
     return values[len(code) - 1], second_is_later
 
 
-def _plus(value: Array, row: int, cost: list[Array]) -> Array:
+def _add_cost(value: Array, row: int, cost: list[Array]) -> Array:
     """Add a cost row to a value, unless it is the row of zeros."""
     return value if row == ZERO_ROW else value + cost[row]
 
@@ -149,7 +149,7 @@ def lay_out_digits(ops: BinaryOps, rows: CostRows, bits: int) -> Digits:
     """Lay out digits, in words of `bits` bits, that can count any path's uses of cost rows."""
     # If paths have 2 to 4 uses of row 1 and 0 to 1 of row 2, row 1 has a digit of base 3 for the 0
     # to 2 uses beyond 2, and row 2 one of base 2: a use of row 1 adds 1, one of row 2 adds 3.
-    code, num_rows = _code(ops, rows), len(rows.terms)
+    code, num_rows = _op_code(ops, rows), len(rows.terms)
     unit = np.eye(num_rows, dtype=np.int64)
     unit[ZERO_ROW] = 0
     low, high = {START: unit[ZERO_ROW]}, {START: unit[ZERO_ROW]}  # least and most uses up to an op

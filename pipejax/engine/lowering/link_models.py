@@ -47,8 +47,8 @@ def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -
     is_transfer = _is_transfer(model_index)
     blocks = np.array([model.blocks for model in models])[model_index]
     layout = builder.layout
-    occupancy = _positions(layout, messages, model_index, [model.occupancy for model in models])
-    lags = _positions(layout, messages, model_index, [model.lag for model in models])
+    occupancy = _cost_index(layout, messages, model_index, [model.occupancy for model in models])
+    lags = _cost_index(layout, messages, model_index, [model.lag for model in models])
     nodes = np.full_like(sent.producer, SOURCE)
     nodes[has_node] = builder.add_nodes(
         duration=occupancy[has_node],
@@ -75,7 +75,7 @@ def add_messages(builder: ProgramBuilder, order: RunOrder, sent: MessageTable) -
     return sent._replace(carrier=nodes, lag_index=lags)
 
 
-def _positions(
+def _cost_index(
     layout: CostLayout, messages: Dependencies, model_index: Nodes, cost_by_model: list[str]
 ) -> Nodes:
     """Return each message's position in the cost vector; `cost_by_model` names the cost."""
@@ -123,9 +123,8 @@ def _add_posting(
     nodes: Int[NumpyArray, " transfers"],
 ) -> None:
     """Let each transfer wait for the ops before its SEND and its RECV in the rows of `table`."""
-    node_order, op_order = (
-        row_order(t, builder.links.executed(t.grammar)) for t in (builder.table, table)
-    )
+    tables = builder.table, table
+    node_order, op_order = (row_order(t, builder.links.executed(t.grammar)) for t in tables)
     op_nodes = builder.node_of_cell.ravel()[node_order]
     for transfer_cells in cells:
         previous_op = op_before(table, op_order, transfer_cells)
@@ -204,9 +203,8 @@ def _chain_shared_links(
     user_nodes = np.append(nodes, builder.reductions.node)
     uses = _link_uses(builder, sent)
     user, sender, receiver = uses[:, user_nodes[uses[0]] != SOURCE]
-    shared_use, group = find_shared_links(
-        builder.links, builder.table.num_workers, sender, receiver
-    )
+    workers = builder.table.num_workers
+    shared_use, group = find_shared_links(builder.links, workers, sender, receiver)
     group, user = np.unique(np.stack([group, user[shared_use]]), axis=1)
     is_shared[user[user < len(nodes)]] = True
     rank = _ranks_by_end(builder, messages, sent)
@@ -233,8 +231,8 @@ def eager_mask(table: ScheduleTable, links: Links, costs: Costs | None) -> bytes
     if costs is None:
         raise wrong(
             "eager_below",
-            f"= {links.eager_below:g} s needs known costs: which messages lie below it "
-            "follows from their transmit times, got costs=None",
+            f"= {links.eager_below:g} s needs costs, whose transmit times tell which messages are "
+            "eager, got costs=None",
         )
     (is_below,) = below_threshold(costs.transmit, links.eager_below, batch_axes=0)
     mask: bytes = np.broadcast_to(is_below, _mask_shape(table)).tobytes()
@@ -268,8 +266,8 @@ def below_threshold(transmit: Any, eager_below: float, batch_axes: int) -> Eager
         is_below = np.asarray(transmit < eager_below)
     except jax.errors.JAXTypeError as error:
         raise ValueError(
-            "transmit is traced: which messages lie below eager_below cannot be seen within jit "
-            "or vmap. Close over transmit times that are numbers, or give makespans the batch"
+            "transmit is traced, so messages cannot be compared with eager_below: within jit or "
+            "vmap, close over transmit times that are numbers, or give makespans the batch"
         ) from error
     # missing axes get length 1: batch in front, microbatches at the end, the others between
     if batch_axes == 0 or is_below.ndim == 0:
@@ -303,9 +301,9 @@ def check_eager(program: Program, transmit: Any, batch_axes: int = 0) -> None:
         here, there = ("not ", "") if sent.eager[message] else ("", " not")
         send, _ = sent.cells(message)
         raise ValueError(
-            f"the transmit time of {send} is {here}below eager_below = "
-            f"{links.eager_below:g} s, and the program is for one that is{there}: lower the table "
-            "for these costs (lower(costs=..))"
+            f"the transmit time of {send} is {here}below eager_below = {links.eager_below:g} s, "
+            f"but the program was lowered for a time that is{there}: lower the table for these "
+            "costs (lower(costs=..))"
         )
 
 

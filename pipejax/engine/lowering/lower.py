@@ -176,7 +176,7 @@ def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) 
         return
     cells = row_order(table, table.grammar.side_phases)
     nodes = builder.add_cells(cells, duration=builder.durations(cells))
-    builder.add_chains(nodes, _queues(table)[cells])
+    builder.add_chains(nodes, _cell_queues(table)[cells])
     # the row issues a gather or a reduction (UNSHARD, REDUCE_GRAD) that runs on a lane: it also
     # waits for the op before its cell
     previous_op = op_before(table, executed, cells)
@@ -186,7 +186,7 @@ def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) 
     builder.add_edges(tail, nodes[is_issued], ZERO)
 
 
-def _queues(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
+def _cell_queues(table: ScheduleTable) -> Int[NumpyArray, " cells"]:
     """Return the queue number worker * lanes + lane of each cell (cells); lane 0 is the row."""
     lane = table.grammar.phase_lanes[table.phase.ravel()]
     return np.arange(table.phase.size) // table.num_slots * (lane.max() + 1) + lane
@@ -197,7 +197,7 @@ def _add_waits(builder: ProgramBuilder) -> None:
     table, grammar, nodes = builder.table, builder.table.grammar, builder.node_of_cell.ravel()
     if grammar.is_usual:
         return
-    dependencies, queue = table.dependencies, _queues(table)
+    dependencies, queue = table.dependencies, _cell_queues(table)
     producer, consumer = dependencies.producer, dependencies.consumer
     # chains order a queue, messages come later, and `_add_host_ops` added the waits for host links
     is_host_op = np.isin(table.phase.ravel(), grammar.host)

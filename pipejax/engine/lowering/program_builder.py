@@ -42,12 +42,12 @@ class ProgramBuilder:
     def __init__(self, table: ScheduleTable, links: Links, layout: CostLayout) -> None:
         self.table, self.links, self.layout = table, links, layout
         self.node_of_cell = np.full(table.cells.phase.shape, SOURCE)
-        self.reductions = Reductions(*np.zeros((4, 0), int))
+        self.reductions = Reductions(*np.zeros((4, 0), int))  # none yet
         self._nodes: list[dict[str, NumpyArray]] = []
         self._num_nodes = 0
-        self._gates: dict[int, int] = {}
-        self._edges: list[NumpyArray] = []
-        self.add_nodes(duration=np.array([ZERO]))
+        self._gates: dict[int, int] = {}  # {node of a collective: its gate}
+        self._edges: list[NumpyArray] = []  # (3, edges) tails, heads and lags
+        self.add_nodes(duration=np.array([ZERO]))  # the source
 
     @functools.cached_property
     def unit_ends(self) -> Float[NumpyArray, " cells"]:

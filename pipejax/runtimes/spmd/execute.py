@@ -35,7 +35,7 @@ from pipejax.schedules.cells.ops import (
     Phase,
 )
 from pipejax.schedules.table.held_activations import is_recomputed
-from pipejax.schedules.table.table import ScheduleTable, without
+from pipejax.schedules.table.table import ScheduleTable, without_phases
 
 # ops of a device; the index is the code. A U takes a slot, but changes no weights at step size 0.
 CODES = (Phase.IDLE, Phase.F, Phase.B, Phase.I, Phase.W, Phase.R, Phase.O, Phase.L)
@@ -102,7 +102,7 @@ def sizes_for(table: ScheduleTable, workers: int) -> SpmdSizes:
     hop = np.diff(table.placement, axis=1) if table.num_stages > 1 else np.zeros((1, 0), int)
     return SpmdSizes(
         workers=workers,
-        slots=int(lockstep_slots(without(table, tuple(LEFT_OUT))).max()) + 1,
+        slots=int(lockstep_slots(without_phases(table, tuple(LEFT_OUT))).max()) + 1,
         microbatches=table.num_microbatches,
         entries=num_copies * table.num_microbatches,
         copies=num_copies,
@@ -113,7 +113,7 @@ def sizes_for(table: ScheduleTable, workers: int) -> SpmdSizes:
 
 def instruct(table: ScheduleTable, sizes: SpmdSizes) -> Instructions:
     """Write the instructions of a table for a program compiled for given sizes."""
-    table = without(table, tuple(LEFT_OUT))
+    table = without_phases(table, tuple(LEFT_OUT))
     shape = sizes.slots, sizes.workers
     unused = {  # spare entries, which no op reads; idle devices use no weights
         **dict.fromkeys(("code", "copy"), 0),

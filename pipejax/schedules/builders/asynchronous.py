@@ -18,7 +18,7 @@ from pipejax.schedules.builders.one_f_one_b import phase_ops
 from pipejax.schedules.builders.published import DRAWN, published
 from pipejax.schedules.cells.cells import NEWEST, WeightRule
 from pipejax.schedules.cells.ops import EQUAL_SLOTS, Phase, Slots
-from pipejax.schedules.table.slot_simulation import spread_rows
+from pipejax.schedules.table.slot_simulation import table_from_ops
 from pipejax.schedules.table.table import ScheduleTable
 
 Microbatches = Int[NumpyArray, "workers microbatches"]
@@ -138,7 +138,7 @@ def _table_with_updates(
         ops = np.concatenate([phase_ops(phase, stage, numbers) for phase, numbers in members])
         turn = np.concatenate([microbatch, updated, turns_of_forwards])
         rows.append(ops[np.argsort(turn, kind="stable")])
-    return spread_rows(name, rows, slots, weights=weights)
+    return table_from_ops(name, rows, slots, weights=weights)
 
 
 @published("local-sgd", "Ilin and Richtarik (arXiv:2606.03498)")

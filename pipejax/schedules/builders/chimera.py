@@ -21,7 +21,7 @@ from pipejax.schedules.cells.cells import Placement, bidirectional, zigzag
 from pipejax.schedules.cells.ops import EQUAL_SLOTS, UNIT_SLOTS, Phase, Slots
 from pipejax.schedules.heuristics.list_scheduling import NO_LIMIT, Rules, list_schedule
 from pipejax.schedules.heuristics.timeline import Work
-from pipejax.schedules.table.slot_simulation import spread_rows
+from pipejax.schedules.table.slot_simulation import table_from_ops
 from pipejax.schedules.table.table import ScheduleTable
 
 DOWN, UP = 0, 1  # legs of a V
@@ -54,7 +54,7 @@ def chimera(
         worker 1  0F1  1F0  1B0  0B1
     """
     shares = (1.0,) * num_workers
-    return _bidirectional("chimera", num_workers, num_microbatches, shares, slots, in_flight, pipes)
+    return _chimera_table("chimera", num_workers, num_microbatches, shares, slots, in_flight, pipes)
 
 
 @published(
@@ -88,10 +88,10 @@ def chimera_asymmetric(
     mean = sum(stage_shares) / num_workers
     shares = tuple(share / mean for share in stage_shares)
     name = "chimera-asymmetric"
-    return _bidirectional(name, num_workers, num_microbatches, shares, slots, in_flight)
+    return _chimera_table(name, num_workers, num_microbatches, shares, slots, in_flight)
 
 
-def _bidirectional(
+def _chimera_table(
     name: str,
     workers: int,
     microbatches: int,
@@ -112,7 +112,7 @@ def _bidirectional(
     max_in_flight = workers if in_flight is None else in_flight
     microbatch_pipes = [m % pipes for m in range(microbatches)]
     placement = bidirectional(workers, pipes)
-    return _schedule(name, placement, microbatch_pipes, max_in_flight, shares, slots)
+    return _greedy_table(name, placement, microbatch_pipes, max_in_flight, shares, slots)
 
 
 @published("hanayo", "Liu et al., Hanayo (arXiv:2308.15762)", bytes_per_op=PLANNED)
@@ -130,11 +130,12 @@ def hanayo(
         worker 0  0F0  0F1   .   3F0  3B0  3F1  3B1  0B0   .   0B1
         worker 1   .   1F0  2F0  1F1  2F1  2B0  1B0  2B1  1B1   .
     """
-    placement, shares = zigzag(num_workers, waves), [1.0] * (2 * num_workers * waves)
-    return _schedule("hanayo", placement, [0] * num_microbatches, 2 * num_workers, shares, slots)
+    placement, microbatch_pipes = zigzag(num_workers, waves), [0] * num_microbatches
+    shares = [1.0] * placement.shape[1]
+    return _greedy_table("hanayo", placement, microbatch_pipes, 2 * num_workers, shares, slots)
 
 
-def _schedule(
+def _greedy_table(
     name: str,
     placement: Placement,
     microbatch_pipes: Sequence[int],
@@ -149,7 +150,7 @@ def _schedule(
     stage_limits = [in_flight, *[NO_LIMIT] * (stages - 1)]  # the first stage admits microbatches
     run = list_schedule(work, Rules([stage_limits] * pipes))
     assert run is not None  # memory has no limit
-    return spread_rows(
+    return table_from_ops(
         name, run.rows(), slots, placement, pipe_of_microbatch=microbatch_pipes, stage_shares=shares
     )
 
@@ -190,7 +191,7 @@ def bitpipe(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOT
         rows.append(row[row[:, 2] < num_microbatches])
     placement = np.concatenate([zigzag(num_workers), num_workers - 1 - zigzag(num_workers)])
     microbatch_pipes = [m % 2 for m in range(num_microbatches)]
-    return spread_rows("bitpipe", rows, slots, placement, pipe_of_microbatch=microbatch_pipes)
+    return table_from_ops("bitpipe", rows, slots, placement, pipe_of_microbatch=microbatch_pipes)
 
 
 def _unit_visits(workers: int, worker: int) -> NumpyArray:

@@ -31,7 +31,7 @@ from pipejax.schedules.builders.published import BRAIDED, EVEN, PAIRED, publishe
 from pipejax.schedules.cells.cells import EMPTY, Placement, bidirectional, looped, zigzag
 from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.cells.ops import FOR_W, NETWORK, UNIT_SLOTS, WHOLE, OpKind, Phase, Slots
-from pipejax.schedules.table.slot_simulation import spread_rows
+from pipejax.schedules.table.slot_simulation import table_from_ops
 from pipejax.schedules.table.table import ScheduleTable
 
 PlannedOp = tuple[Phase, int]  # phase and direction of an op whose microbatch is not chosen yet
@@ -54,7 +54,7 @@ def dualpipe(
       slots: slot durations of F, B, I and W; a fused pair takes F + B.
     """
     rows, placement, microbatch_pipes = _dualpipe_rows("dualpipe", num_workers, num_microbatches)
-    return spread_rows("dualpipe", rows, slots, placement, pipe_of_microbatch=microbatch_pipes)
+    return table_from_ops("dualpipe", rows, slots, placement, pipe_of_microbatch=microbatch_pipes)
 
 
 def _dualpipe_rows(
@@ -88,7 +88,7 @@ def dualpipe_v(
       slots: slot durations of F, B, I and W; a fused pair takes F + B.
     """
     rows = _dualpipe_v_rows("dualpipe-v", num_workers, num_microbatches)
-    return spread_rows("dualpipe-v", rows, slots, zigzag(num_workers))
+    return table_from_ops("dualpipe-v", rows, slots, zigzag(num_workers))
 
 
 def _dualpipe_v_rows(name: str, num_workers: int, num_microbatches: int) -> Rows:
@@ -243,11 +243,11 @@ def combined_1f1b(
     turns = Turns.from_sizes(num_workers, num_microbatches, stages_per_worker, group_size)
     rows = []
     for r in range(num_workers):
-        warmup = 2 * (num_workers - r - 1) + turns.turns_before_last + 1
+        warmup = 2 * (num_workers - r - 1) + turns.turns_before_last_stage + 1
         cells = _paired_cells(turns.forwards(r), turns.backwards(Phase.B, r), warmup)
         rows.append(braided_row(cells, COMBINED, COMBINED_ORDERS))
     placement = looped(num_workers, stages_per_worker)
-    return spread_rows("combined-1f1b", rows, UNIT_SLOTS, placement, grammar=COMBINED)
+    return table_from_ops("combined-1f1b", rows, UNIT_SLOTS, placement, grammar=COMBINED)
 
 
 def _paired_cells(forwards: Ops, backwards: Ops, warmup: int) -> Sequence[Sequence[Sequence[int]]]:
@@ -270,7 +270,7 @@ def braided_dualpipe(num_workers: int, num_microbatches: int) -> ScheduleTable:
     name = "braided-dualpipe"
     rows, placement, pipes = _dualpipe_rows(name, num_workers, num_microbatches)
     cells = map(_braid, rows)
-    return spread_rows(
+    return table_from_ops(
         name, [*cells], UNIT_SLOTS, placement, pipe_of_microbatch=pipes, grammar=SPLIT
     )
 
@@ -287,7 +287,7 @@ def braided_dualpipe_v(num_workers: int, num_microbatches: int) -> ScheduleTable
     """DualPipeV whose fused pairs are braided: split into ops on compute and on the network."""
     name, placement = "braided-dualpipe-v", zigzag(num_workers)
     cells = map(_braid, _dualpipe_v_rows(name, num_workers, num_microbatches))
-    return spread_rows(name, [*cells], UNIT_SLOTS, placement, grammar=SPLIT)
+    return table_from_ops(name, [*cells], UNIT_SLOTS, placement, grammar=SPLIT)
 
 
 def _braid(row: NumpyArray) -> NumpyArray:

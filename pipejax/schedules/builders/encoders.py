@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.checks import MismatchError, positive
-from pipejax.schedules.builders.one_f_one_b import alternating_ops
+from pipejax.schedules.builders.one_f_one_b import row_of_1f1b
 from pipejax.schedules.builders.published import PLANNED, published
 from pipejax.schedules.cells.grammar import Edge, Grammar
 from pipejax.schedules.cells.ops import UNIT_SLOTS, Op, Phase, Slots
-from pipejax.schedules.table.slot_simulation import spread_rows
+from pipejax.schedules.table.slot_simulation import table_from_ops
 from pipejax.schedules.table.table import ScheduleTable
 
 F, B = Phase.F, Phase.B
@@ -89,8 +89,8 @@ def encoders_1f1b(
             "num_workers",
         )
     stages, microbatches = _Stages(encoders, encoder_stages, model), range(num_microbatches)
-    rows = [alternating_ops(s, microbatches, stages.num_following(s)) for s in range(num_workers)]
-    return spread_rows("encoders-1f1b", rows, slots, grammar=Grammar(graph=stages.graph))
+    rows = [row_of_1f1b(s, microbatches, stages.num_following(s)) for s in range(num_workers)]
+    return table_from_ops("encoders-1f1b", rows, slots, grammar=Grammar(graph=stages.graph))
 
 
 @published(
@@ -149,7 +149,7 @@ def filled_encoders(
     filling = _Filling(stages, placement[microbatch_pipes].tolist(), durations, max_held * copies)
     runs = [filling.run(order) for order in ORDERS]  # (rows, end of the step) of each
     rows, _ = min(runs, key=lambda run: run[1])
-    return spread_rows(
+    return table_from_ops(
         "filled-encoders",
         [np.array(row, np.int32) for row in rows],
         slots,
@@ -171,7 +171,7 @@ class _Filling(NamedTuple):
     def run(self, order: Sequence[int]) -> tuple[list[Queue], float]:
         """Repeatedly run the op that can start first; return (rows of workers, last end)."""
         # three queues per worker, in `order`: at equal starts, the op of the first queue runs
-        queues = [[row[order.index(rank)] for rank in range(3)] for row in self._queues()]
+        queues = [[row[order.index(rank)] for rank in range(3)] for row in self._worker_queues()]
         workers, ends = range(len(queues)), dict[Op, float]()
         free, rows = [0.0] * len(queues), [Queue() for _ in workers]
         candidates: list[tuple[float, int, int]] = [NO_START] * len(queues)  # each worker's next op
@@ -179,7 +179,7 @@ class _Filling(NamedTuple):
         while True:
             for w in changed_workers:
                 heads = ((rank, queue[-1]) for rank, queue in enumerate(queues[w]) if queue)
-                starts = ((self._start(op, free[w], ends), rank, w) for rank, op in heads)
+                starts = ((self._earliest_start(op, free[w], ends), rank, w) for rank, op in heads)
                 candidates[w] = min(starts, default=NO_START)
             start, rank, w = min(candidates)
             if start == FOREVER:
@@ -189,14 +189,14 @@ class _Filling(NamedTuple):
             free[w] = ends[op] = start + self.durations[op.stage][op.phase]
             changed_workers = {w, *self._consumer_workers(op)}  # only these have new candidates
 
-    def _queues(self) -> list[list[Queue]]:
+    def _worker_queues(self) -> list[list[Queue]]:
         """Return each worker's queues, last op first: model, encoder backwards, and forwards."""
         first, microbatches = self.stages.first_of_model, range(len(self.stage_workers))
         queues = []
         for r in range(self.stages.model):
             stage = first + r
             warmup = self.stages.num_following(stage)
-            model_ops = [Op(*op) for op in alternating_ops(stage, microbatches, warmup).tolist()]
+            model_ops = [Op(*op) for op in row_of_1f1b(stage, microbatches, warmup).tolist()]
             encoder_ops = [
                 (e, m) for m in microbatches for e in range(first) if self.stage_workers[m][e] == r
             ]
@@ -204,7 +204,7 @@ class _Filling(NamedTuple):
             queues.append([model_ops[::-1], backwards[::-1], forwards[::-1]])
         return queues
 
-    def _start(self, op: Op, free: float, ends: Mapping[Op, float]) -> float:
+    def _earliest_start(self, op: Op, free: float, ends: Mapping[Op, float]) -> float:
         """Return the earliest start of an op, on a worker that is free from time `free` on."""
         # `ends` are the ends of ops that have run; the start is `FOREVER` if an input is missing.
         _, stage, m = op

@@ -11,7 +11,7 @@ from pipejax.schedules.builders.published import published
 from pipejax.schedules.cells.cells import looped
 from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.cells.ops import UNIT_SLOTS, AnyPhase, Phase, Slots
-from pipejax.schedules.table.slot_simulation import spread_rows
+from pipejax.schedules.table.slot_simulation import table_from_ops
 from pipejax.schedules.table.table import ScheduleTable
 
 Column = Int[NumpyArray, " ops"]
@@ -26,7 +26,7 @@ def phase_ops(phase: AnyPhase, stage: Index | Column, microbatches: Column | ran
     return ops
 
 
-def alternate(forwards: Ops, backwards: Ops, warmup: int) -> Int[NumpyArray, "all_ops 3"]:
+def alternate_ops(forwards: Ops, backwards: Ops, warmup: int) -> Int[NumpyArray, "all_ops 3"]:
     """Return `warmup` forwards, then forwards and backwards in turn, then all other backwards."""
     # with warmup 1: F0 | F1 B0 | F2 B1 | B2
     warmup = min(warmup, len(forwards))
@@ -35,10 +35,10 @@ def alternate(forwards: Ops, backwards: Ops, warmup: int) -> Int[NumpyArray, "al
     return np.concatenate([forwards[:warmup], steady, backwards[num_pairs:]])
 
 
-def alternating_ops(stage: int, microbatches: range, warmup: int) -> Ops:
+def row_of_1f1b(stage: int, microbatches: range, warmup: int) -> Ops:
     """Return a stage's ops in 1F1B after `warmup` forwards, as rows of phase, stage, microbatch."""
     forwards, backwards = (phase_ops(p, stage, microbatches) for p in (Phase.F, Phase.B))
-    return alternate(forwards, backwards, warmup)
+    return alternate_ops(forwards, backwards, warmup)
 
 
 @published("gpipe", "Huang et al., GPipe (arXiv:1811.06965)")
@@ -68,10 +68,10 @@ def _one_f_one_b(
 ) -> ScheduleTable:
     """Build 1F1B where a worker warms up with `warmup_per_hop` forwards per worker after it."""
     rows = [
-        alternating_ops(r, range(microbatches), warmup_per_hop * (workers - r - 1))
+        row_of_1f1b(r, range(microbatches), warmup_per_hop * (workers - r - 1))
         for r in range(workers)
     ]
-    return spread_rows(name, rows, slots)
+    return table_from_ops(name, rows, slots)
 
 
 class Turns(NamedTuple):
@@ -83,7 +83,7 @@ class Turns(NamedTuple):
     loop: Column  # (turns) index among the worker's stages
     microbatch: Column  # (turns) microbatch
     num_workers: int  # P
-    turns_before_last: int  # turns of a group of microbatches before its turn on the last stage
+    turns_before_last_stage: int  # turns of a group before its first one on the last stage
 
     @classmethod
     def from_sizes(
@@ -149,9 +149,9 @@ def interleaved_1f1b(
     rows = []
     for r in range(num_workers):
         forwards, backwards = turns.forwards(r), turns.backwards(Phase.B, r)
-        warmup = 2 * (num_workers - r - 1) + turns.turns_before_last + extra_warmup
-        rows.append(alternate(forwards, backwards, warmup))
-    return spread_rows("interleaved-1f1b", rows, slots, looped(num_workers, stages_per_worker))
+        warmup = 2 * (num_workers - r - 1) + turns.turns_before_last_stage + extra_warmup
+        rows.append(alternate_ops(forwards, backwards, warmup))
+    return table_from_ops("interleaved-1f1b", rows, slots, looped(num_workers, stages_per_worker))
 
 
 def check_even(name: str, count: int, what: str, why: str) -> None:
@@ -253,7 +253,7 @@ def _breadth_first(
         ops = [phase_ops(Phase.F, stage + r, range(microbatches)) for stage in first_stages]
         ops += [phase_ops(Phase.B, stage + r, backward_order) for stage in first_stages[::-1]]
         rows.append(np.concatenate(ops))
-    return spread_rows(name, rows, slots, looped(workers, stages_per_worker))
+    return table_from_ops(name, rows, slots, looped(workers, stages_per_worker))
 
 
 def check_stages_per_worker(name: str, stages_per_worker: int, with_one: str) -> None:
@@ -354,7 +354,7 @@ def chunked_prefill(
     chunks = range(num_microbatches * slices)
     rows = [phase_ops(Phase.F, r, chunks) for r in range(num_workers)]
     grammar = Grammar(slices=slices, forward_only=True)
-    return spread_rows("chunked-prefill", rows, slots, grammar=grammar)
+    return table_from_ops("chunked-prefill", rows, slots, grammar=grammar)
 
 
 def _sliced_table(
@@ -376,11 +376,11 @@ def _sliced_table(
         forwards, backwards = (
             phase_ops(
                 phase,
-                np.tile(turns.loop[::step], num_microbatches) * workers + r,
-                np.add.outer(first_slices, turns.microbatch[::step]).ravel(),
+                np.tile(turns.loop[::step], num_microbatches) * workers + r,  # stages
+                np.add.outer(first_slices, turns.microbatch[::step]).ravel(),  # slices
             )
             for phase, step in ((Phase.F, 1), (Phase.B, -1))
         )
-        rows.append(alternate(forwards, backwards, warmup))
+        rows.append(alternate_ops(forwards, backwards, warmup))
     placement = looped(workers, stages_per_worker)
-    return spread_rows(name, rows, slots, placement, grammar=Grammar(slices=slices))
+    return table_from_ops(name, rows, slots, placement, grammar=Grammar(slices=slices))

@@ -49,7 +49,7 @@ from pipejax.schedules.heuristics.timeline import (
     run_rows,
 )
 from pipejax.schedules.table.held_activations import WEIGHT_SHARE
-from pipejax.schedules.table.slot_simulation import durations, slot_times, spread_rows
+from pipejax.schedules.table.slot_simulation import cell_durations, slot_times, table_from_ops
 from pipejax.schedules.table.table import ScheduleTable
 
 # Search for the run of building blocks with the shortest span of a worker.
@@ -146,7 +146,7 @@ def v_half(
         worker 1   .   1F0  2F0  1F1  2F1  2I0  1I0  2I1  1I1  1W0  2W0  1W1  2W1
     """
     limits = [2 * (num_workers // 2 + 1)] * num_workers
-    return _plan("v-half", num_microbatches, _half_waits(num_workers), limits, slots, transfer)
+    return _v_table("v-half", num_microbatches, _half_waits(num_workers), limits, slots, transfer)
 
 
 @published("v-min", CONTROLLABLE, planned=True, bytes_per_op=PLANNED, stages_per_worker=2)
@@ -169,7 +169,7 @@ def v_min(
         worker 1   .   1F0  2F0   .    .   2I0  1I0  1F1  2F1  1W0  2W0  2I1  1I1  1W1  2W1
     """
     limits = [2 * ((num_workers + 4) // 3)] * num_workers
-    return _plan("v-min", num_microbatches, _min_waits(num_workers), limits, slots, transfer)
+    return _v_table("v-min", num_microbatches, _min_waits(num_workers), limits, slots, transfer)
 
 
 @published("zb-v", ZERO_BUBBLE, planned=True, bytes_per_op=PLANNED, stages_per_worker=2)
@@ -206,12 +206,12 @@ def zb_v(
     if limit == usual_limit and _has_equal_ops(slots, transfer):
         run: Timeline | None = _repeat_block(unit_work, ZB_V)
     else:
-        run = shortest_run(_with_times(unit_work, slots, *numbers), _blocks(unit_work))
+        run = shortest_run(_with_times(unit_work, slots, *numbers), _published_blocks(unit_work))
     assert run is not None  # at least one block keeps the limit
-    return spread_rows("zb-v", run.rows(), slots, zigzag(num_workers))
+    return table_from_ops("zb-v", run.rows(), slots, zigzag(num_workers))
 
 
-def _blocks(work: Work) -> list[BuildingBlock]:
+def _published_blocks(work: Work) -> list[BuildingBlock]:
     """Return the published building blocks, at the shortest intervals that keep memory limits."""
     workers = len(work.limits)
     if min(work.limits) >= 2 * workers:
@@ -248,7 +248,7 @@ def _min_waits(workers: int) -> Waits:
     return Waits(forward=[0, 0], gradient=[0, 0], turns=[0, gap, 0])
 
 
-def _plan(
+def _v_table(
     name: str,
     microbatches: int,
     waits: Waits,
@@ -264,12 +264,12 @@ def _plan(
     rows = _repeat_block(unit_work, waits).rows()
     if not _has_equal_ops(slots, transfer):
         timed_work = _with_times(unit_work, slots, transfer, weight_share=1.0)
-        shortest = shortest_run(timed_work, _blocks(unit_work))
+        shortest = shortest_run(timed_work, _published_blocks(unit_work))
         orders = [rows, _repeat_block(unit_work, waits, delay=0).rows()]
         if shortest is not None:
             orders.append(shortest.rows())
         rows = min(orders, key=lambda rows: run_rows(timed_work, rows).spans(len(limits)).max())
-    return spread_rows(name, rows, slots, zigzag(len(limits)))
+    return table_from_ops(name, rows, slots, zigzag(len(limits)))
 
 
 def _has_equal_ops(slots: Slots, transfer: float) -> bool:
@@ -403,7 +403,7 @@ def _with_vocabulary(
     # reduction Z. Each reduction delays the backwards by an interval, the time of a microbatch.
     grammars, reductions = VARIANTS[resolve_choice(variant, tuple(VARIANTS), "variant")]
     grammar, (start, finish) = grammars[gradient], slot_times(table)
-    interval = durations(table)[0].sum() / table.num_microbatches
+    interval = cell_durations(table)[0].sum() / table.num_microbatches
     delay = reductions * interval
     due, cell_ends = start + delay * (table.phase != Phase.F), finish.ravel()
     last_gradients = table.where[gradient][-1]  # (microbatches) cells of the last stage
@@ -423,7 +423,7 @@ def _with_vocabulary(
                 passes["T"] = (cell_ends[backward_cells].max(axis=0) + delay, 4)
         phase_passes = {grammar.by_letters[letter]: item for letter, item in passes.items()}
         rows.append(_merge_passes(table, w, due[w], phase_passes))
-    return spread_rows(name, rows, table.slots, table.placement, grammar=grammar)
+    return table_from_ops(name, rows, table.slots, table.placement, grammar=grammar)
 
 
 def _merge_passes(

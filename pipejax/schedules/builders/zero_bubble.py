@@ -16,12 +16,12 @@ from pipejax.schedules.heuristics.memory_limited_pipe import (
     LimitedPipe,
     Numbers,
     ada_offload_starts,
-    per_entry,
+    as_vector,
     zero_bubble_starts,
 )
 from pipejax.schedules.heuristics.timeline import Time, TimedOps, Work, rows_from_starts, run_rows
 from pipejax.schedules.table.held_activations import WEIGHT_SHARE, HeldOps, HeldParts
-from pipejax.schedules.table.slot_simulation import check_host_groups, spread_rows
+from pipejax.schedules.table.slot_simulation import check_host_groups, table_from_ops
 from pipejax.schedules.table.table import ScheduleTable
 
 # Zero-bubble schedules: backwards are split, and weight gradients fill idle time.
@@ -36,7 +36,7 @@ def zb_h1(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
     """1F1B with split backwards in the same memory; at F = I = W, a third of 1F1B's bubble."""
     # Worker r holds P - r whole activations, and of r more activations the share for W.
     warmup = [num_workers - r for r in range(num_workers)]
-    return _table("zb-h1", warmup, range(num_workers), num_microbatches, slots)
+    return _zero_bubble_table("zb-h1", warmup, range(num_workers), num_microbatches, slots)
 
 
 @published("zb-h2", ZERO_BUBBLE)
@@ -46,10 +46,10 @@ def zb_h2(num_workers: int, num_microbatches: int, *, slots: Slots = UNIT_SLOTS)
     # Its span counts only if steps overlap: no worker may wait for all others before its update.
     warmup = [2 * (num_workers - r) - 1 for r in range(num_workers)]
     delays = range(0, 2 * num_workers, 2)
-    return _table("zb-h2", warmup, delays, num_microbatches, slots)
+    return _zero_bubble_table("zb-h2", warmup, delays, num_microbatches, slots)
 
 
-def _table(
+def _zero_bubble_table(
     name: str, warmup: list[int], delays: range, microbatches: int, slots: Slots
 ) -> ScheduleTable:
     """Build a table from each worker's warm-up forwards and its delay of W [microbatches]."""
@@ -57,7 +57,7 @@ def _table(
     for r, count in enumerate(warmup):
         forwards, grads, weights = (phase_ops(phase, r, range(microbatches)) for phase in SPLIT)
         rows.append(_split_row(forwards, grads, weights, count, delays[r]))
-    return spread_rows(name, rows, slots)
+    return table_from_ops(name, rows, slots)
 
 
 def _split_row(
@@ -92,9 +92,9 @@ def interleaved_zb(
     rows = []
     for r in range(num_workers):
         grads, weights = (turns.backwards(phase, r) for phase in (Phase.I, Phase.W))
-        warmup = num_workers - r + turns.turns_before_last
+        warmup = num_workers - r + turns.turns_before_last_stage
         rows.append(_split_row(turns.forwards(r), grads, weights, warmup, r))
-    return spread_rows("interleaved-zb", rows, slots, looped(num_workers, stages_per_worker))
+    return table_from_ops("interleaved-zb", rows, slots, looped(num_workers, stages_per_worker))
 
 
 @published("zero-bubble", ZERO_BUBBLE, planned=True, bytes_per_op=PLANNED)
@@ -203,7 +203,7 @@ def _planned_table(
     # the columns of a table are the order of offloads on shared host links: keep these columns
     if host_links:
         return ScheduleTable.from_rows(rows, placement=placement, name=name, slots=slots)
-    return spread_rows(name, [[op for (op,) in row] for row in rows], slots, placement)
+    return table_from_ops(name, [[op for (op,) in row] for row in rows], slots, placement)
 
 
 # Offloads beside a schedule of fixed compute, as in PipeOffload (arXiv:2503.01328): at the planned
@@ -340,8 +340,8 @@ def pipe_offload(
     work = Work.from_placement(placement, [0] * num_microbatches, durations, message)
     ops = run_rows(work, rows)
     if offload is not None:
-        offload_times = per_entry(offload, stages, "offload").tolist()
-        load_times = offload_times if load is None else per_entry(load, stages, "load").tolist()
+        offload_times = as_vector(offload, stages, "offload").tolist()
+        load_times = offload_times if load is None else as_vector(load, stages, "load").tolist()
         offloaded_stages = stages_per_worker * offloaded_share  # on each worker; may be 1.5
         candidates = _offload_candidates(num_workers, num_microbatches, offloaded_stages)
         ops = _with_offloads(ops, candidates, offload_times, load_times, host_links)

@@ -46,10 +46,10 @@ def zigzag(num_workers: int, waves: int = 1) -> Placement:
 def bidirectional(num_workers: int, pipes: int = 2) -> Placement:
     """Place pipes down and up the workers alternately, as Chimera does."""
     # each couple of pipes begins P / f workers after the previous couple, if there are 2f pipes
-    return couples(np.arange(num_workers, dtype=np.int32), num_workers, pipes)
+    return mirror_pipes(np.arange(num_workers, dtype=np.int32), num_workers, pipes)
 
 
-def couples(first: Int[NumpyArray, " stages"], num_workers: int, pipes: int) -> Placement:
+def mirror_pipes(first: Int[NumpyArray, " stages"], num_workers: int, pipes: int) -> Placement:
     """Return each stage's worker: in a pipe, its mirror image, and shifted copies of both."""
     # first 0 1 2 3 on four workers, with four pipes: 0 1 2 3, 3 2 1 0, 2 3 0 1, 1 0 3 2
     couple = np.stack([first, num_workers - 1 - first])
@@ -73,7 +73,7 @@ def infer_placement(
             if first_worker != worker:
                 raise ScheduleError(
                     f"op {op} is on worker {worker}, but {first} is on worker {first_worker}: "
-                    "a microbatch meets a stage on one worker",
+                    "all ops of a stage and microbatch must be on one worker",
                     place=(worker, slot),
                 )
     if not first_ops:
@@ -99,8 +99,8 @@ def infer_placement(
         op, worker, slot = first_ops[stage, microbatch]
         raise ScheduleError(
             f"op {op} is on worker {worker}, but stage {stage} of microbatch 0 is on worker "
-            f"{pipes[0][stage]}: a stage has one worker, or two in pipes that mirror each "
-            "other, or as many as there are such couples of pipes, shifted round the workers",
+            f"{pipes[0][stage]}: all microbatches must use the same workers, or mirrored workers, "
+            "or one of several mirrored couples that are shifted by a fixed number of workers",
             place=(worker, slot),
         )
     return pipes, microbatch_pipes
@@ -112,7 +112,7 @@ def _illegal_pipes(pipes: Placement, num_workers: int) -> list[list[int]]:
         return []
     # an odd number of pipes, or a number that does not divide the workers, cannot be couples
     can_be_couples = len(pipes) % 2 == 0 and num_workers % len(pipes) == 0
-    legal_pipes = couples(pipes[0], num_workers, len(pipes) if can_be_couples else 2).tolist()
+    legal_pipes = mirror_pipes(pipes[0], num_workers, len(pipes) if can_be_couples else 2).tolist()
     return [pipe for pipe in pipes.tolist() if pipe not in legal_pipes]
 
 
@@ -360,7 +360,7 @@ class Content:
         return " -> ".join([*names, names[0]])
 
 
-def lay_out(
+def cell_arrays(
     rows: Sequence[Sequence[Cell]], member: int, microbatch_pipes: Int[NumpyArray, " microbatches"]
 ) -> Cells:
     """Return the first (`member` 0) or second (1) op of every cell, as arrays (workers, slots)."""

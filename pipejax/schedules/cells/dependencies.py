@@ -150,34 +150,33 @@ def find_producers(content: Content, rule: Rule, waiting: Waiting) -> Int[NumpyA
     return cells
 
 
-def _rule_edges(content: Content, rule: Rule) -> Iterator[tuple[NumpyArray, ...]]:
-    """Yield edges to ops that wait by a rule, as fields of `Dependencies` (producer, ..)."""
+def _rule_edges(content: Content, rule: Rule) -> Iterator[Dependencies]:
+    """Yield the edges to ops that wait by a rule, in parts."""
     for waiting in waiting_ops(content, rule):
         producer = find_producers(content, rule, waiting)
         exists = producer != NOWHERE
         producer, waiting = producer[exists], Waiting(*(field[exists] for field in waiting))
         crosses = producer // content.num_slots != waiting.consumer // content.num_slots
-        yield (
-            producer,
-            waiting.consumer,
-            waiting.producer_stage,
-            waiting.consumer_stage,
-            waiting.microbatch,
-            content.pipe_of_microbatch[waiting.microbatch],
-            _directions(waiting, content.grammar.graph),
-            crosses & rule.sends,
+        yield Dependencies(
+            producer=producer,
+            consumer=waiting.consumer,
+            from_stage=waiting.producer_stage,
+            to_stage=waiting.consumer_stage,
+            microbatch=waiting.microbatch,
+            pipe=content.pipe_of_microbatch[waiting.microbatch],
+            direction=_directions(waiting, content.grammar.graph),
+            crosses=crosses & rule.sends,
         )
 
 
-def _stage_edges(
-    content: Content, consumers: Sequence[AnyPhase], producer: Phase
-) -> tuple[NumpyArray, ...]:
-    """Return edges from a stage's last producer before each consumer: fields of `Dependencies`."""
+def _stage_edges(content: Content, consumers: Sequence[AnyPhase], producer: Phase) -> Dependencies:
+    """Return edges to consumers from the last producer of their stage before them in the row."""
     ops, producers = last_before(content, consumers, (producer,))
     exists = producers != NOWHERE
     ops, producers = ops.take(exists), producers[exists]
-    stage, zeros = ops.stage, np.zeros(len(producers), int)
-    return producers, ops.cell, stage, stage, ops.microbatch, ops.pipe, zeros, zeros.astype(bool)
+    places = ops.stage, ops.stage, ops.microbatch, ops.pipe
+    direction = np.full_like(producers, FORWARD)
+    return Dependencies(producers, ops.cell, *places, direction, np.zeros_like(direction, bool))
 
 
 def last_before(
@@ -260,7 +259,7 @@ class Versions(NamedTuple):
 @cached_method
 def find_versions(content: Content) -> Versions:
     """Return the versions (numbers of updates) that each microbatch reads and updates, by stage."""
-    group, events = _events(content)
+    group, events = _weight_events(content)
     is_update, is_gradient = events.phase == Phase.U, is_phase(events.phase, WEIGHT_GRADS)
     group = np.cumsum(np.diff(group, prepend=-1) != 0) - 1  # 3 3 5 5 5 becomes 0 0 1 1 1
     group_updates = np.bincount(group, weights=is_update).astype(np.int64)
@@ -291,7 +290,7 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     """Return the largest number of weight versions of a stage on a worker (workers, stages)."""
     # A version is held from the update that makes it until a newer one exists and its last backward
     # has run; an update writes in place if no later backward reads the old version.
-    (copy_and_run, events), versions = _events(content), find_versions(content)
+    (copy_and_run, events), versions = _weight_events(content), find_versions(content)
     slot = events.cell % content.num_slots
     is_update, is_gradient = events.phase == Phase.U, is_phase(events.phase, WEIGHT_GRADS)
     # One array holds the versions of all groups, group by group: version 0, which exists from the
@@ -327,7 +326,7 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     return np.maximum(held_versions, (content.placement == workers).any(axis=1))
 
 
-def _events(content: Content) -> tuple[NumpyArray, HeldCells]:
+def _weight_events(content: Content) -> tuple[NumpyArray, HeldCells]:
     """Return group numbers and ops (forwards, gradients and updates), sorted by group and slot."""
     # a group is a copy of a stage and a run: (worker * stages + stage) * runs + run
     ops = content.ops.take(is_phase(content.ops.phase, (Phase.F, *WEIGHT_GRADS, Phase.U)))

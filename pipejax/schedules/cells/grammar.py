@@ -121,7 +121,7 @@ class _End(NamedTuple):
 
 def parse_rule(text: str, phases: Mapping[str, AnyPhase], slices: int = 1) -> Rule:
     """Read a rule, such as "Fd <- Fa", "Fa <- Fc@-1 [message]" or "2U0 <- W (all)"."""
-    # A number before the letters is a stage, a number after them a microbatch.
+    # groups: stage, letters, microbatch, slice, @place of each end, then (scope) and [message]
     match = _RULE.fullmatch(text.strip())
     if match is None:
         raise ValueError(
@@ -129,9 +129,8 @@ def parse_rule(text: str, phases: Mapping[str, AnyPhase], slices: int = 1) -> Ru
             "'Fa <- Fc@-1 [message]', 'Bc@last <- Fc@last', 'U <- W (all)', 'F <- F (slice -1)'"
         )
     *fields, scope, message = match.groups()
-    consumer, producer = (
-        _read_end(end, text, phases, slices) for end in (fields[:5], fields[5:10])
-    )
+    ends = fields[:5], fields[5:10]
+    consumer, producer = (_read_end(end, text, phases, slices) for end in ends)
     rule = Rule(
         consumer.phase,
         (producer.phase,),
@@ -180,14 +179,14 @@ def _rule_error(rule: Rule, consumer: _End, producer: _End) -> str:
     if consumer_scope == WORKER and producer_scope != WORKER and producer.stage is None:
         return f"name the stage of the producer, as {producer.phase.name}@last"
     if rule.sends and WORKER in (consumer_scope, producer_scope):
-        return "messages lead from stages to stages"
+        return "only ops of stages send and receive messages"
     if producer.microbatch is not None and (rule.waits_for_all or rule.slice_offset):
-        return "it names the microbatch of the producer twice"
+        return "a producer with a microbatch cannot have (all) or (slice ..)"
     return ""
 
 
 def format_rule(rule: Rule, slices: int = 1) -> str:
-    """Return the text of a rule, as "Fa <- Fc@-1 [message]"; the inverse of `parse_rule`."""
+    """Return the text of a rule, such as "Fa <- Fc@-1 [message]", which `parse_rule` reads."""
 
     def format_end(phase: AnyPhase, stage: int | None, microbatch: int | None, offset: int) -> str:
         place = f"@{offset:+d}" if offset else ""
@@ -248,6 +247,7 @@ class Grammar(PhaseLists[AnyPhase]):
     lanes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Check all fields, parse rules that are texts, and number the custom phases."""
         check_types(kinds=(self.kinds, Mapping), rules=(self.rules, Sequence))
         check_types(**{f"rules[{k}]": (rule, str, Rule) for k, rule in enumerate(self.rules)})
         check_types(items=(self.items, Mapping))
@@ -405,10 +405,10 @@ def _check_graph(graph: Sequence[Any], rules: Iterable[Rule]) -> tuple[Edge, ...
     stage_pairs = [frozenset(edge) for edge in edges]
     for edge, pair in zip(edges, stage_pairs, strict=True):
         if len(pair) == 1 or stage_pairs.count(pair) > 1:
-            raise wrong("graph", f"edges lead to other stages, one way and once, got {edge}", edge)
+            raise wrong("graph", f"each edge must join another two stages, got {edge}", edge)
     offsets = [rule.stage_offset for rule in rules if abs(rule.stage_offset) > 1]
     if edges and offsets:
-        raise wrong("rules", f"in a graph stages are @-1 or @+1, got @{offsets[0]:+d}")
+        raise wrong("rules", f"with a graph, use @-1 or @+1 for stages, got @{offsets[0]:+d}")
     return edges
 
 
@@ -432,7 +432,7 @@ def _check_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[str,
     """Check a custom kind and its letters; return both, with memory changes by index in `parts`."""
     if not isinstance(letters, str) or not re.fullmatch(r"[A-Z][A-Za-z_]*", letters):
         raise wrong(
-            "kinds", f"letters of a kind are a capital and letters, got {letters!r}", letters
+            "kinds", f"a kind is named by letters, as Fa or SEND_F, got {letters!r}", letters
         )
     if letters in Phase.__members__:
         raise wrong("kinds", f"{letters} is a phase of every table: choose other letters", letters)
@@ -442,19 +442,16 @@ def _check_kind(letters: Any, kind: Any, parts: Mapping[str, int]) -> tuple[str,
     texts, slot = (kind.name, kind.time, kind.lane), kind.slot
     for is_wrong, why in (
         (not all(isinstance(text, str) and text for text in texts), "needs name, time and lane"),
-        (
-            kind.is_collective and kind.scope != WORKER,
-            "what all workers do together is of a worker",
-        ),
-        (kind.lane == HOST_LINK and kind.scope != MICROBATCH, "a host link carries microbatches"),
+        (kind.is_collective and kind.scope != WORKER, "a collective needs the scope worker"),
+        (kind.lane == HOST_LINK and kind.scope != MICROBATCH, "its scope must be a microbatch"),
         (not (slot is None or (is_number(slot) and slot > 0)), "slot must be above 0"),
-        (kind.awaited_phase is not None or not kind.in_cells, "a cell holds it, and it has a time"),
+        (kind.awaited_phase is not None or not kind.in_cells, "a custom kind must stand in cells"),
     ):
         if is_wrong:
             raise wrong("kinds", f"{letters}: {why}, got {kind!r}", kind)
     for colour in kind.look or ():
         if not isinstance(colour, str) or not re.fullmatch("#[0-9A-Fa-f]{6}", colour):
-            raise wrong("kinds", f"{letters}: a colour is as #A6D4F5, got {colour!r}", colour)
+            raise wrong("kinds", f"{letters}: write a colour as #A6D4F5, got {colour!r}", colour)
 
     def by_index(changes: Mapping[Any, int]) -> dict[int, int]:
         """Return the changes of parts by index; the keys may be indices or names."""

@@ -53,9 +53,9 @@ def number_legs(row: Sequence[int]) -> list[int]:
 
 
 def building_block(work: Work, waits: Waits, interval: float) -> BuildingBlock:
-    """Place a microbatch's ops along its way, so that their repetitions do not overlap."""
+    """Place the ops of one microbatch per pipe so that ops of later microbatches fit between."""
     # An op without a long enough gap starts when its input arrives, over other ops.
-    period = interval * len(work.placement)
+    period = interval * len(work.placement)  # between microbatches of one pipe
     busy_times: list[list[tuple[float, float]]] = [[] for _ in work.limits]  # start, duration
     starts = {phase: np.zeros_like(work.placement, float) for phase in (*SPLIT, Phase.B)}
 
@@ -76,7 +76,7 @@ def building_block(work: Work, waits: Waits, interval: float) -> BuildingBlock:
             start = float(starts[Phase.I][pipe, stage])
             place(Phase.W, pipe, stage, start + work.durations[Phase.I][stage])
     times = {phase: rows.tolist() for phase, rows in starts.items()}
-    return BuildingBlock(times, [interval * position for position in _positions(work)])
+    return BuildingBlock(times, [interval * position for position in _start_positions(work)])
 
 
 def _microbatch_ops(work: Work, pipe: int, waits: Waits) -> Iterator[tuple[Phase, int, float]]:
@@ -128,7 +128,7 @@ def _first_gap(
     return earliest
 
 
-def _positions(work: Work) -> list[float]:
+def _start_positions(work: Work) -> list[float]:
     """Return the start of each microbatch, in intervals after the first one; pipes alternate."""
     # microbatches of pipes 0 0 1 1 start at 0 2 1 3
     pipes, count = len(work.placement), len(work.microbatch_pipes)

@@ -50,7 +50,7 @@ class LimitedPipe(NamedTuple):
         pipe = cls(
             num_microbatches=whole_number(num_microbatches, "num_microbatches"),
             weight_share=share(weight_share, "weight_share"),
-            **{name: per_entry(value, counts[name], name) for name, value in numbers.items()},
+            **{name: as_vector(value, counts[name], name) for name, value in numbers.items()},
         )
         for worker, (limit, size) in enumerate(zip(pipe.limits, pipe.sizes, strict=True)):
             if limit * (1 + ROUNDING) < size:
@@ -82,7 +82,7 @@ class LimitedPipe(NamedTuple):
         )
 
 
-def per_entry(value: Numbers, count: int, name: str) -> Float[NumpyArray, " entries"]:
+def as_vector(value: Numbers, count: int, name: str) -> Float[NumpyArray, " entries"]:
     """Return `count` checked numbers, given as one number for all entries or as a sequence."""
     array = as_floats(value, name)
     if array.ndim == 0:
@@ -127,10 +127,10 @@ def ada_offload_starts(
     # No offload is best on a slow link. Without offloads, all `RETURNS` give the same plan.
     runs = [list_schedule(work, rule) for rule in rules if (rule.due, rule.by_next) == RETURNS[0]]
     if offload is not None:
-        offload_times = per_entry(offload, pipe.num_stages, "offload").tolist()
+        offload_times = as_vector(offload, pipe.num_stages, "offload").tolist()
         load_times = offload_times
         if load is not None:
-            load_times = per_entry(load, pipe.num_stages, "load").tolist()
+            load_times = as_vector(load, pipe.num_stages, "load").tolist()
         durations = {**work.durations, Phase.O: offload_times, Phase.L: load_times}
         for max_depth, undelayed in itertools.product(MAX_DEPTHS, UNDELAYED):
             depth = [min(max_depth, 1 + n) for n in later_stages]

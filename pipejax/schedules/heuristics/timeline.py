@@ -296,7 +296,7 @@ def _row_order(ops: TimedOps) -> Int[NumpyArray, " ops"]:
     return np.lexsort((ops.phase == Phase.L, ops.end, ops.start, is_on_link, position))
 
 
-def _levels(row: TimedOps, sizes: Float[NumpyArray, " ops"]) -> Float[NumpyArray, " ops"]:
+def _memory_levels(row: TimedOps, sizes: Float[NumpyArray, " ops"]) -> Float[NumpyArray, " ops"]:
     """Return for each op the sum of sizes of all ops that start no later (at a tie loads last)."""
     start = np.where(row.phase == Phase.L, row.start + row.tolerance, row.start)
     order = np.argsort(start, kind="stable")
@@ -318,7 +318,7 @@ def _with_waits(
     size, weight_size = sizes[row.stage], weight_sizes[row.stage]
     is_i, is_w = row.phase == Phase.I, row.phase == Phase.W
     freed = np.select([is_i, is_w], [size - weight_size, weight_size], size)
-    level = _levels(row, np.where(is_phase(row.phase, (Phase.F, Phase.L)), size, 0.0))
+    level = _memory_levels(row, np.where(is_phase(row.phase, (Phase.F, Phase.L)), size, 0.0))
     max_level = limit * (1 + ROUNDING)
     freed_by_gradients = 0.0  # up to this op
     offloads: list[Op] = []
@@ -326,7 +326,8 @@ def _with_waits(
     num_ended = 0  # offloads that have certainly ended
     offloads_before_load: dict[tuple[int, int], int] = {}
     cells: list[Cell] = []
-    columns = (*row[:3], size, freed, level, row.start + row.tolerance, row.end)
+    ops = row.phase, row.stage, row.microbatch
+    columns = (*ops, size, freed, level, row.start + row.tolerance, row.end)
     for code, stage, microbatch, op_size, op_freed, op_level, start, end in zip(
         *(column.tolist() for column in columns), strict=True
     ):

@@ -27,10 +27,10 @@ from pipejax.schedules.table.sharding import STAGES, Lookahead, with_gathers, wi
 from pipejax.schedules.table.slot_simulation import (
     check_host_links,
     host_edges,
-    in_host_order,
     waiting_cells,
+    with_host_order,
 )
-from pipejax.schedules.table.table import ScheduleTable, dense_rows, row_order, without
+from pipejax.schedules.table.table import ScheduleTable, dense_rows, row_order, without_phases
 
 # PyTorch's runtime inserts more cells into a table: it gathers parameters before ops that need them
 # and drops them (UNSHARD, RESHARD), reduces gradients after the last backward of a stage, and waits
@@ -114,13 +114,13 @@ def run_order(table: ScheduleTable, links: Links) -> RunOrder:
 def without_transfers(table: ScheduleTable) -> ScheduleTable:
     """Remove from a table the SEND and RECV cells, and the cells that wait for these."""
     # Rows become shorter, but the order of offloads on a shared host link must not change.
-    bare = without(table, COMMUNICATION)
+    bare = without_phases(table, COMMUNICATION)
     return _in_host_order(table, bare) if bare.offloads and bare is not table else bare
 
 
 @cached_method
 def _in_host_order(table: ScheduleTable, bare: ScheduleTable) -> ScheduleTable:
-    return bare.with_rows(in_host_order(table, dense_rows(bare)))
+    return bare.with_rows(with_host_order(table, dense_rows(bare)))
 
 
 def producer_order(table: ScheduleTable, link: str | Links = "delay") -> Order:
@@ -135,14 +135,14 @@ def _runnable_steps(bare: ScheduleTable, links: Links) -> list[tuple[int, list[i
     # Workers take turns, and each runs its next cell if that can start. Offloads and loads queue up
     # instead (`pending`), and run once all cells have run that they wait for.
     check_host_links(bare, links)
-    producers: dict[int, list[int]] = {}
+    producers: dict[int, list[int]] = {}  # {cell: cells that it waits for}
     for tail, head in zip(*(ends.tolist() for ends in waiting_cells(bare, links)), strict=True):
         producers.setdefault(head, []).append(tail)
-    transfers: dict[int, list[int]] = {}
+    transfers: dict[int, list[int]] = {}  # {cell: transfers of its messages}
     for transfer, producer in enumerate(table_messages(bare).producer.tolist()):
         transfers.setdefault(producer, []).append(transfer)
     on_host = set(row_order(bare, HOST).tolist())
-    remaining = [row[::-1] for row in _occupied_cells(bare)]
+    remaining = [row[::-1] for row in _occupied_cells(bare)]  # the next cell last
     has_run = [False] * bare.phase.size
     steps: list[tuple[int, list[int]]] = []
     pending: list[int] = []  # cells that their rows have reached, but that have not run
@@ -229,17 +229,16 @@ def with_transfers(
     else:
         transfers, producers = np.asarray(order).tolist(), messages.producer.tolist()
         if sorted(transfers) != list(range(len(producers))):
-            raise ValueError(
-                f"order must hold each of the {len(producers)} transfers once, got {order!r}"
-            )
+            count = len(producers)
+            raise ValueError(f"order must hold each of the {count} transfers once, got {order!r}")
         steps = [(producers[transfer], [transfer]) for transfer in transfers]
-    rows = _rows(bare, messages, steps)
+    rows = _rows_with_transfers(bare, messages, steps)
     if waits:
         rows = [with_waits(row) for row in rows]
-    return bare.with_rows(in_host_order(bare, rows) if bare.offloads else rows)
+    return bare.with_rows(with_host_order(bare, rows) if bare.offloads else rows)
 
 
-def _rows(
+def _rows_with_transfers(
     bare: ScheduleTable, messages: Dependencies, steps: Sequence[tuple[int, list[int]]]
 ) -> list[list[Cell]]:
     """Return rows with SEND and RECV cells; a step is (cell, transfers that follow the cell)."""
@@ -263,7 +262,7 @@ def _rows(
             cell = cells[worker][next_position[worker]]
             if missing_inputs.get(cell):
                 early, late = sends[transfers[0]], sends[min(missing_inputs[cell])]
-                raise ValueError(f"order: {early} stands before {late}, which it waits for")
+                raise ValueError(f"order: {early} waits for {late}, which comes later in the order")
             rows[worker].append(ops[worker][next_position[worker]])
             next_position[worker] += 1
         for transfer in transfers:

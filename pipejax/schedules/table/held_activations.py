@@ -366,7 +366,7 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
     num_parts = len(PARTS) + len(held.items)
     column = held.part * stages + held.stage % stages  # one column for each part and stage
     worker_peaks = []  # (columns, counts (columns, times)) of each worker
-    ends = np.searchsorted(held.worker, np.arange(table.num_workers + 1))
+    ends = np.searchsorted(held.worker, np.arange(table.num_workers + 1))  # changes go by worker
     for on_worker in itertools.starmap(slice, itertools.pairwise(ends)):
         # the worker has few of all columns: count in these alone
         worker_columns, indices = np.unique(column[on_worker], return_inverse=True)

@@ -155,6 +155,7 @@ class Links:
     eager_below: float = 0.0
 
     def __post_init__(self) -> None:
+        """Check all options, and refuse options without effect under this link model."""
         for name, option in LINK_OPTIONS.items():
             object.__setattr__(self, name, option.check(getattr(self, name)))
         for name in self.changed():
@@ -397,9 +398,8 @@ def find_shared_links(
     group_sizes = np.array([len(group) for group in groups])
     ends = np.array([pair for group in groups for pair in group])
     if ends.max() >= num_workers:
-        raise wrong(
-            "shared_links", f"names worker {ends.max()}: workers are 0 to {num_workers - 1}"
-        )
+        last = num_workers - 1
+        raise wrong("shared_links", f"names worker {ends.max()}: workers are 0 to {last}")
     pair = ends[:, 0] * num_workers + ends[:, 1]  # one number for each member of a group
     group = np.repeat(np.arange(len(groups)), group_sizes)
     order = np.argsort(pair, kind="stable")

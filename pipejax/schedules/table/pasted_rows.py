@@ -134,7 +134,7 @@ def _under_heads(lines: list[str], head: str) -> list[list[str]]:
     raise ScheduleError(f"a cell stands under no rank: write . for idle cells{FORMS}")
 
 
-def in_todays_letters(rows: list[list[str]]) -> tuple[list[list[str]], str]:
+def with_todays_letters(rows: list[list[str]]) -> tuple[list[list[str]], str]:
     """Return rows with today's PyTorch letters, and a note if they had the letters of 2024."""
     # Only letters of 2024 have BW, or B and W of one microbatch on a stage without I.
     ops: dict[str, set[str]] = {letter: set() for letter in ("I", *_TODAY)}

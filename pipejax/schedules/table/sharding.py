@@ -21,8 +21,8 @@ from pipejax.schedules.cells.ops import (
     Op,
     Phase,
 )
-from pipejax.schedules.table.slot_simulation import in_host_order
-from pipejax.schedules.table.table import ScheduleTable, dense_rows, without
+from pipejax.schedules.table.slot_simulation import with_host_order
+from pipejax.schedules.table.table import ScheduleTable, dense_rows, without_phases
 
 USES, STAGES = COUNTED = "uses", "stages"  # units of a lookahead
 LANE_OPS = Phase.UNSHARD.name, Phase.REDUCE_GRAD.name  # sharding ops that may run on a lane
@@ -80,7 +80,7 @@ def insert_sharding(
     check_types(table=(table, ScheduleTable), lane=(lane, str))
     check_types(defer_reduce_grad_wait=(defer_reduce_grad_wait, bool))
     counted = resolve_choice(counted, COUNTED, "counted")
-    bare = without(on_lane(table, COMPUTING), SHARDING)
+    bare = without_phases(on_sharding_lane(table, COMPUTING), SHARDING)
     ahead = _per_worker(lookahead, table.num_workers, "lookahead", 0)
     max_stages = [max(table.num_stages, 1)] * table.num_workers
     if residency is not None:
@@ -91,11 +91,11 @@ def insert_sharding(
         gathered_row = with_gathers(row, compute, worker_lookahead)
         ends = bare.grammar.backward_ends
         rows.append(with_reductions(gathered_row, defer_reduce_grad_wait, ends))
-    sharded = bare.with_rows(in_host_order(bare, rows) if bare.offloads else rows)
-    return on_lane(sharded, lane)
+    sharded = bare.with_rows(with_host_order(bare, rows) if bare.offloads else rows)
+    return on_sharding_lane(sharded, lane)
 
 
-def on_lane(table: ScheduleTable, lane: str) -> ScheduleTable:
+def on_sharding_lane(table: ScheduleTable, lane: str) -> ScheduleTable:
     """Return a table with gathers and reductions on a lane; the lane "compute" is the row."""
     lanes = {} if lane == COMPUTING else dict.fromkeys(LANE_OPS, lane)
     if lanes == table.grammar.lanes:

@@ -106,7 +106,7 @@ def align_columns(
     return aligned_rows
 
 
-def in_host_order(table: ScheduleTable, rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
+def with_host_order(table: ScheduleTable, rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
     """Insert idle cells so that offloads and loads keep their order across a table's columns."""
     places = {cell: (worker, k) for worker, row in enumerate(rows) for k, cell in enumerate(row)}
     slots, workers = np.nonzero(is_phase(table.phase, HOST).T)  # by column, then by worker
@@ -162,7 +162,7 @@ def slot_times(
     """
     links = Links.resolve(link)
     check_host_links(table, links)
-    duration = durations(table, slots, is_scaled)
+    duration = cell_durations(table, slots, is_scaled)
     shape, order = duration.shape, None
     earlier, later = waiting_cells(table, links)  # cells (waits): the later waits for the earlier
     first_cells = table.first_cells  # (cells) first cell of each collective; None without one
@@ -175,7 +175,7 @@ def slot_times(
     return start.reshape(shape), finish.reshape(shape)
 
 
-def durations(
+def cell_durations(
     table: ScheduleTable | _Rows, slots: Slots | None = None, is_scaled: bool = True
 ) -> Float[NumpyArray, "workers slots"]:
     """Return each cell's duration (workers, slots), from `slots` or the table's slot durations."""
@@ -190,23 +190,23 @@ def durations(
     return total
 
 
-def spread(table: ScheduleTable) -> ScheduleTable:
+def with_idle_slots(table: ScheduleTable) -> ScheduleTable:
     """Return a table with idle slots, in which every op's column shows its start."""
     # Offloads and loads come after the op that issues them, also across rows. In this order,
     # workers can share any host link without a deadlock.
     if table.grammar.side_phases:  # ops of two lanes may start at once: one column would hold both
         return table
-    cells, partners = _spread_cells(table)
+    cells, partners = _cells_by_start(table)
     placement = table.placement.copy()
     return dataclasses.replace(table, cells=cells, partners=partners, placement=placement)
 
 
-def _spread_cells(table: ScheduleTable | _Rows) -> tuple[Cells, Cells]:
+def _cells_by_start(table: ScheduleTable | _Rows) -> tuple[Cells, Cells]:
     """Return first and second ops of all cells, in the columns of their start slots."""
     start, finish = slot_times(table)
     is_op = table.cells.phase != Phase.IDLE
     worker = np.nonzero(is_op)[0]
-    column = columns(worker, start[is_op], (finish > start)[is_op])
+    column = columns_of_starts(worker, start[is_op], (finish > start)[is_op])
     shape = table.num_workers, int(column.max()) + 1
     results = empty_cells(shape), empty_cells(shape)
     for result, cells in zip(results, (table.cells, table.partners), strict=True):
@@ -228,7 +228,7 @@ def without_idle_slots() -> Iterator[None]:
         _has_idle_slots.reset(token)
 
 
-def spread_rows(
+def table_from_ops(
     name: str,
     rows: Sequence[OpsOfRow],
     slots: Slots,
@@ -265,11 +265,11 @@ def spread_rows(
     is_spread = _has_idle_slots.get() or bool(is_phase(ops[..., 0], HOST).any())
     if is_spread and not grammar.side_phases:
         with contextlib.suppress(CycleError):  # the check of the table names the deadlock
-            cells, partners = _spread_cells(dense_rows)
+            cells, partners = _cells_by_start(dense_rows)
     return ScheduleTable(cells, partners, placement, name, slots, stage_shares, weights, grammar)
 
 
-def columns(
+def columns_of_starts(
     worker: Int[NumpyArray, " ops"],
     start: Num[NumpyArray, " ops"],
     has_duration: Bool[NumpyArray, " ops"],

@@ -23,8 +23,8 @@ from pipejax.schedules.cells.cells import (
     PipeOfMicrobatch,
     Placement,
     WeightRule,
+    cell_arrays,
     infer_placement,
-    lay_out,
 )
 from pipejax.schedules.cells.dependencies import Dependencies, find_dependencies
 from pipejax.schedules.cells.grammar import USUAL, Grammar
@@ -89,6 +89,7 @@ class ScheduleTable(Content, Drawn):
     grammar: Grammar = USUAL
 
     def __post_init__(self) -> None:
+        """Freeze the arrays, check the schedule, and complete slots and stage shares."""
         for name in ("cells", "partners"):
             arrays = (_whole_numbers(array, name) for array in getattr(self, name))
             object.__setattr__(self, name, Cells(*arrays))
@@ -146,7 +147,7 @@ class ScheduleTable(Content, Drawn):
         check_types(weights=(weights, WeightRule), grammar=(grammar, Grammar))
         cells = _parse_rows(rows, grammar)
         if placement is None and pipe_of_microbatch is not None:
-            raise ScheduleError("pipe_of_microbatch needs the placement of every pipe beside it")
+            raise ScheduleError("pipe_of_microbatch needs a placement, with a row for each pipe")
         try:
             if placement is None:
                 placement, pipe_of_microbatch = infer_placement(cells, grammar.compute)
@@ -159,12 +160,11 @@ class ScheduleTable(Content, Drawn):
             pipe_of_microbatch = np.zeros(last + 1, np.int32)
         microbatch_pipes = _whole_numbers(pipe_of_microbatch, "pipe_of_microbatch")
         if microbatch_pipes.ndim != 1:
-            raise ScheduleError(
-                f"pipe_of_microbatch has shape (microbatches), got {microbatch_pipes.shape}"
-            )
+            shape = microbatch_pipes.shape
+            raise ScheduleError(f"pipe_of_microbatch must be (microbatches), got shape {shape}")
         return cls(
-            cells=lay_out(cells, 0, microbatch_pipes),
-            partners=lay_out(cells, 1, microbatch_pipes),
+            cells=cell_arrays(cells, 0, microbatch_pipes),  # first op of each cell
+            partners=cell_arrays(cells, 1, microbatch_pipes),  # second op of each fused pair
             placement=np.array(_whole_numbers(placement, "placement")),
             name=name,
             slots=slots,
@@ -238,7 +238,7 @@ class ScheduleTable(Content, Drawn):
         """
         parsed_rows = _parse_rows(rows, self.grammar)
         cells, partners = (
-            lay_out(parsed_rows, member, self.pipe_of_microbatch) for member in (0, 1)
+            cell_arrays(parsed_rows, member, self.pipe_of_microbatch) for member in (0, 1)
         )
         weights = self.weights if is_phase(cells.phase, UPDATES).any() else NEWEST
         return dataclasses.replace(self, cells=cells, partners=partners, weights=weights)
@@ -321,13 +321,13 @@ def dense_rows(table: ScheduleTable) -> list[list[Cell]]:
     return [[cell for cell in row if cell] for row in table.rows()]
 
 
-def without(table: ScheduleTable, phases: tuple[AnyPhase, ...]) -> ScheduleTable:
+def without_phases(table: ScheduleTable, phases: tuple[AnyPhase, ...]) -> ScheduleTable:
     """Return a table without the cells of these phases, unchanged if it has no such cells."""
-    return table if len(row_order(table, phases)) == 0 else _without(table, phases)
+    return table if len(row_order(table, phases)) == 0 else _without_phases(table, phases)
 
 
 @cached_method
-def _without(table: ScheduleTable, phases: tuple[AnyPhase, ...]) -> ScheduleTable:
+def _without_phases(table: ScheduleTable, phases: tuple[AnyPhase, ...]) -> ScheduleTable:
     return table.with_rows(
         [[cell for cell in row if not (cell and cell[0].phase in phases)] for row in table.rows()]
     )
@@ -384,8 +384,8 @@ def format_grid(
     mark: tuple[int, int | None] | None = None,
     max_slots: int | None = None,
 ) -> str:
-    """Return a table as text in columns, with a place marked; a large table is cut."""
-    # `mark` is (worker, slot), or (worker, None) for a whole row.
+    """Return a table as text in columns; cut a large table to the part around the mark."""
+    # `mark`, the place of an error, is (worker, slot), or (worker, None) for a whole row.
     num_slots = max((len(row) for row in rows), default=0)
     slots = _window(num_slots, mark[1] if mark else None, max_slots or num_slots)
     workers = _window(len(rows), mark[0] if mark else None, MAX_WORKERS)

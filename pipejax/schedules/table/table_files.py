@@ -112,6 +112,7 @@ def grammar_data(grammar: Grammar) -> dict[str, Any]:
 
 
 def _read_grammar(fields: Mapping[str, Any]) -> Grammar:
+    """Return the grammar that a table's JSON fields define, or the default grammar."""
     grammar_fields = {name: fields[name] for name in GRAMMAR}
     if all(grammar_fields[name] == field.default for name, field in GRAMMAR.items()):
         return USUAL
@@ -255,7 +256,7 @@ _UNSTATED = {  # fields that may change when a CSV is read
 def _lost_fields(table: ScheduleTable, text: str) -> str:
     """Return the names of a table's fields that are lost when its CSV text is read again."""
     try:
-        read_data, data = _fields(_from_csv(text, table.name)), _fields(table)
+        read_data, data = _json_fields(_from_csv(text, table.name)), _json_fields(table)
     except ScheduleError:  # neither one worker for each stage nor two that mirror each other
         return "placement"
     return " and ".join(
@@ -266,10 +267,10 @@ def _lost_fields(table: ScheduleTable, text: str) -> str:
 def to_json(table: ScheduleTable) -> str:
     """Return a table as JSON, complete with placement, slots and name."""
     rows = [[table.grammar.text(cell) for cell in row] for row in table.rows()]
-    return json.dumps({**_fields(table), "rows": rows}, indent=1)
+    return json.dumps({**_json_fields(table), "rows": rows}, indent=1)
 
 
-def _fields(table: ScheduleTable) -> dict[str, Any]:
+def _json_fields(table: ScheduleTable) -> dict[str, Any]:
     """Return the object of a table's JSON file without its rows."""
     rule_fields = _WEIGHTS.items()
     weights = {key: getattr(table.weights, field.target or key) for key, field in rule_fields}
@@ -290,7 +291,7 @@ def _fields(table: ScheduleTable) -> dict[str, Any]:
 def _from_csv(text: str, name: str, repair: str | None = None) -> ScheduleTable:
     """Read a table from a CSV or from printed rows, with notices about inferences."""
     rows, step_note = _split_cells(text)
-    rows, letter_note = pasted_rows.in_todays_letters(rows)
+    rows, letter_note = pasted_rows.with_todays_letters(rows)
     for note in filter(None, (step_note, letter_note)):
         warnings.warn(f"{name}: {note}", ReadingNotice, stacklevel=3)
     if not any(cell.strip() for row in rows for cell in row):
@@ -423,7 +424,7 @@ def repair_last_rank(rows: Texts) -> list[list[str]] | None:
     """Undo PyTorch's error: number the last rank's forwards from 0; None for any other rows."""
     *first_rows, last_row = rows
     rank = len(first_rows)
-    rank_ops = [_ops(row) for row in rows]
+    rank_ops = [_plain_ops(row) for row in rows]
     if any(ops is None or {op.stage for op in ops} != {r} for r, ops in enumerate(rank_ops)):
         return None
     last_ops = [op for op in rank_ops[-1] or () if op.phase not in SHARDING]  # `or` is for mypy
@@ -448,7 +449,7 @@ def list_changes(before: Texts, after: Texts) -> str:
     return f"rank {len(before) - 1}, {len(cells)} cells: {', '.join(listed)}"
 
 
-def _ops(row: Sequence[str]) -> list[Op] | None:
+def _plain_ops(row: Sequence[str]) -> list[Op] | None:
     """Return a row's ops in order; None if a cell has a pair or an op other than F, B, sharding."""
     try:
         cells = [cell for cell in map(parse_cell, row) if cell]

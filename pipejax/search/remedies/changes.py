@@ -256,7 +256,7 @@ def balance(run: Candidate) -> Iterator[Candidate]:
         yield from _move_layers(run, times.stages, np.asarray(layers).astype(int))
         return
     # scaling rules such as compute@stage0*1.5,compute@stage1*0.5; empty if all are equal already
-    for what, factors in (("stages", times.even), ("workers", times.even_workers)):
+    for what, factors in (("stages", times.even_stage_rules), ("workers", times.even_worker_rules)):
         if factors:
             title = f"layers over stages: all {what} take equally long"
             yield run.scaled(title, [factors], "work can be moved between stages in any amount")

@@ -32,12 +32,12 @@ from pipejax.schedules.table.sharding import (
     STAGES,
     Lookahead,
     insert_sharding,
-    on_lane,
+    on_sharding_lane,
     with_gathers,
     with_reductions,
 )
-from pipejax.schedules.table.slot_simulation import in_host_order
-from pipejax.schedules.table.table import ScheduleTable, dense_rows, without
+from pipejax.schedules.table.slot_simulation import with_host_order
+from pipejax.schedules.table.table import ScheduleTable, dense_rows, without_phases
 from pipejax.search.found import TIME_LIMIT, Found
 from pipejax.search.orders.permutations import LocalSearch
 from pipejax.search.schedule.problem import InfeasibleError
@@ -157,7 +157,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
                 "lane must be beside compute: in the row, no gather is ahead of its use"
             )
         self._run_arguments, self._lane = (costs, links), lane
-        self.table = without(on_lane(table, COMPUTING), SHARDING)
+        self.table = without_phases(on_sharding_lane(table, COMPUTING), SHARDING)
         stages, workers = self.table.num_stages, self.table.num_workers
         self._rows, self._ends = dense_rows(self.table), self.table.grammar.backward_ends
         self._sizes = _with_axis("sizes", sizes, stages)
@@ -266,8 +266,8 @@ class LookaheadSearch(LocalSearch[Gathering]):
             row if option is None else option.row
             for row, option in zip(self._rows, options, strict=True)
         ]
-        rows = in_host_order(self.table, rows) if self.table.offloads else rows
-        return on_lane(self.table.with_rows(rows), self._lane)
+        rows = with_host_order(self.table, rows) if self.table.offloads else rows
+        return on_sharding_lane(self.table.with_rows(rows), self._lane)
 
     def _pytorch(self, limits: Float[NumpyArray, " workers"]) -> float | None:
         """Return the makespan with PyTorch's lookahead [s]; None if it exceeds the limit."""
@@ -286,7 +286,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
             stages = dict.fromkeys(op.stage for cell in row for op in cell if op.phase in compute)
             gathers = [(Op(Phase.UNSHARD, stage),) for stage in stages]  # in order of first use
             rows.append([*gathers, *with_reductions(row, True, self._ends)])
-        rows = in_host_order(self.table, rows) if self.table.offloads else rows
+        rows = with_host_order(self.table, rows) if self.table.offloads else rows
         grammar = dataclasses.replace(
             self.table.grammar,
             lanes={"UNSHARD": self._lane, "REDUCE_GRAD": f"{self._lane}, reductions"},
