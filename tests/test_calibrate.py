@@ -184,7 +184,9 @@ def test_a_run_that_stands_there_often_weighs_as_one(data, a100):
 
 def test_rows_of_several_stacks_are_refused(six, a100):
     stacks = np.array(["", "", "", "", "", "megatron-lm-2021"])
-    with pytest.raises(ValueError, match="stack must be one: rows are of none, megatron-lm-2021"):
+    with pytest.raises(
+        ValueError, match="stack must be the same in all rows, got none, megatron-lm-2021"
+    ):
         pj.calibrate(six.with_columns(stack=stacks), a100)
 
 

@@ -200,7 +200,7 @@ def test_keys_that_are_not_read_are_named(tmp_path):
     assert "quantization_config {'bits': 4} is not read" in quantized
     assert "1 unknown, not read: num_new_layers 3" in notes(**LLAMA, num_new_layers=3)
     biased = notes(**LLAMA, attention_bias=True)
-    assert "attention_bias: the biases behind attention are left out" in biased
+    assert "attention_bias: the bias of attention's output projection is left out" in biased
     quiet = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "torch_dtype": "bfloat16", "use_cache": True}
     assert "not read" not in notes(**LLAMA, **quiet, hidden_act="silu", bos_token_id=1)
 

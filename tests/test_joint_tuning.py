@@ -74,7 +74,7 @@ def test_plain_settings_are_told_first_and_compile_nothing(monkeypatch):
     """Each is better than the one before, and the step time of what it says."""
     monkeypatch.setattr(tuning_problem, "makespans", None)
     workload = pj.Workload(MODEL, 8, tensor_parallel=8)
-    message = list(joint_tuning.plain_answers(few()))
+    message = list(joint_tuning.plain_best_settings(few()))
     times = [result_case.step_time for result_case in message]
     assert len(times) > 1
     assert times == sorted(times, reverse=True)
@@ -102,7 +102,7 @@ def test_the_command_tunes_several_parts_together(capsys, monkeypatch):
     def tune(joint):
         seen.append(joint)
         setting = next(joint_tuning.all_settings(joint)).at([0])
-        (step,), (need,) = joint.exact(setting)
+        (step,), (need,) = joint.times_and_needs(setting)
         numbers = step.item(), need.item(), 7
         return joint_tuning.BestSetting(setting.at(0), *numbers, joint.problem.workload)
 

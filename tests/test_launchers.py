@@ -31,7 +31,7 @@ LINES = {name: " ".join(TEXTS[name]) for name in ("Megatron-LM", "Megatron-Bridg
 EIGHTS = {"expert_parallel": 8, "data_parallel": 4}
 JOB = ("-y", "h100", "-s", "1f1b", "-P", 4, "-M", 8, "--minibatch", 8)
 BESIDE = "experts beside compute"
-ONE_STAGE = "one stage for each worker (it goes with several)"
+ONE_STAGE = "one stage for each worker (it needs several)"
 EAGER = ("--stack", "torchtitan-2024-eager")
 TITAN = ("--sequence-parallel", "--zero", 1, "--embedding-units", 1, "--loss-units", 1)
 SPLIT = (*JOB, "--tensor-parallel", 2, "--data-parallel", 2)
@@ -65,7 +65,7 @@ def test_degrees_batches_and_stages():
     text, program = deepspeed.text.split("\nin code: ")
     assert (json.loads(text), program) == (TEXTS["DeepSpeed"], TEXTS["PipelineModule"])
     assert megatron.lacks == deepspeed.lacks == ()
-    why = "replicas that split nothing beside other parallelism (ZeRO 1 is there in a pipeline)"
+    why = "replicas that split nothing beside other parallelism (it has ZeRO 1 in a pipeline)"
     assert torchtitan.lacks == (why,)
 
 
@@ -97,7 +97,7 @@ def test_layers_that_are_not_spread_evenly_are_named():
     words = shlex.split(torchtitan.text)
     place = words.index("--parallelism.module_fqns_per_model_part")
     assert [word.split(",") for word in words[place + 1 : place + 5]] == names
-    assert torchtitan.lacks == ("ZeRO 3 in a pipeline (0 and 1 are there)",)
+    assert torchtitan.lacks == ("ZeRO 3 in a pipeline (it has 0 and 1)",)
     assert sorted(deepspeed.lacks) == [*torchtitan.lacks, "stages with unequal layers"]
     # embedding and head count as one layer each: torchtitan says so, Megatron takes the layout
     megatron, torchtitan, _ = launcher_settings(model=model, embedding_units=1, loss_units=1)
@@ -119,7 +119,7 @@ def test_what_replicas_split(zero, megatron, reshard):
     assert torchtitan.options["parallelism.fsdp_reshard_after_forward"] == reshard
     assert not torchtitan.lacks
     lacking = launcher_settings(workers=1, zero=1, data_parallel=4)[1].lacks
-    assert lacking == ("ZeRO 1 without a pipeline (0, 2 and 3 are there)",)
+    assert lacking == ("ZeRO 1 without a pipeline (it has 0, 2 and 3)",)
 
 
 @with_cases("recompute words lacks", *read_cases("test_recomputation"))
@@ -162,7 +162,7 @@ def test_megatron_has_the_groups_of_the_table_or_refuses_them(schedule, stages):
         if microbatches in unequal or microbatches < workers:
             where = f"with --group-size {unequal.get(microbatches)}"
             where = where if microbatches in unequal else "from 4 on"
-            why = f"these groups of {microbatches} microbatches (it goes {where})"
+            why = f"these groups of {microbatches} microbatches (it works {where})"
             assert (flag, megatron.lacks) == (None, (why,))
             continue
         count = flag or workers  # Megatron-LM's default
@@ -201,14 +201,14 @@ def test_torchtitan_names_interleaved_schedules_of_equal_groups(schedule, microb
 def test_what_launchers_lack():
     fields = {"tensor_parallel": 2, "context_parallel": 2, "rank_order": "tp-pp-dp"}
     megatron, torchtitan, deepspeed = launcher_settings("zb-h1", **fields)
-    assert megatron.lacks == ("schedule zb-h1 (1f1b and interleaved-1f1b are there)",)
+    assert megatron.lacks == ("schedule zb-h1 (it has 1f1b and interleaved-1f1b)",)
     assert torchtitan.options["parallelism.pipeline_parallel_schedule_csv"] == "zb-h1.csv"
     assert [re.match(r"[a-z ]+", lack)[0].strip() for lack in torchtitan.lacks] == [
         "context parallelism of weights that are not split",
         "tensor parallelism without sequence parallelism",
         "rank order tp",
     ]
-    assert deepspeed.lacks == ("schedule zb-h1 (1f1b is there)", "context parallelism")
+    assert deepspeed.lacks == ("schedule zb-h1 (it has 1f1b)", "context parallelism")
     assert launcher_settings("chimera")[1].lacks == ("schedules of several pipes",)
     assert "parallelism.pipeline_parallel_schedule" not in launcher_settings("chimera")[1].options
     # one worker has no schedule
@@ -568,13 +568,13 @@ def test_options_have_the_sequence_length():
 
 def test_what_the_launcher_lacks_is_named_or_left_out(call, answer):
     times = ("-P", 4, "-M", 8, "-T", "F=1,I=1,W=1", "--launcher", "megatron-lm")
-    why = "Megatron-LM lacks schedule zb-h1 (1f1b and interleaved-1f1b are there)"
+    why = "Megatron-LM lacks schedule zb-h1 (it has 1f1b and interleaved-1f1b)"
     assert why in " ".join(call("evaluate", "-s", "zb-h1", *times)[2].split())
     rows = answer("compare", "-S", "1f1b,zb-h1", *times)["rows"]
     assert [row.get("error") for row in rows] == [None, why]
     replicas = ("--zero", 2, "--data-parallel", 2, "--launcher", "torchtitan")
     shown = call("explain", "-m", "llama3-8b", *JOB, *replicas, "--schedules", "1f1b")
-    why = "torchtitan lacks ZeRO 2 in a pipeline (0 and 1 are there)"
+    why = "torchtitan lacks ZeRO 2 in a pipeline (it has 0 and 1)"
     assert why in " ".join(shown[2].split())
 
 
@@ -674,7 +674,7 @@ def test_a_plan_says_what_other_defaults_change(answer, call):
         assert entry["memory_bytes"] == pytest.approx(max(result["memory_bytes"]), rel=1e-12)
         assert entry["fits"] == (entry["memory_bytes"] <= plan["room"])
     text = " ".join(call(*PLANNED, "--tensor", 4, "-S", "1f1b", "--launcher", "MaxText")[2].split())
-    assert "MaxText lacks schedule 1f1b (gpipe and circular are there)" in text
+    assert "MaxText lacks schedule 1f1b (it has gpipe and circular)" in text
 
 
 @with_cases("launcher system options stack", *read_cases("test_a_plan_names_measured_stacks"))
@@ -801,8 +801,8 @@ def test_a_launcher_of_a_sweep_has_its_defaults_and_lacks(tmp_path, answer):
     single = answer("evaluate", *run, *degrees, "torchtitan", "--pipeline-layout", layout)
     assert point.step_time.item() == pytest.approx(single["makespan"], rel=1e-12)
     lacks = (
-        "Megatron-Bridge lacks schedule zb-h1 (1f1b and interleaved-1f1b are there)",
-        "DeepSpeed lacks schedule zb-h1 (1f1b is there)",
+        "Megatron-Bridge lacks schedule zb-h1 (it has 1f1b and interleaved-1f1b)",
+        "DeepSpeed lacks schedule zb-h1 (it has 1f1b)",
     )
     assert data.reason.sel(schedule="zb-h1").values.tolist() == [*lacks]
     with pytest.raises(ValueError, match="h100 under Megatron-LM and h100 under torchtitan have"):
@@ -862,7 +862,7 @@ def test_torchtitan_has_no_w_that_keeps_what_i_recomputed():
 
 # PyTorch's schedules that split backwards check that no stage is compiled; others do not
 COMPILED = "-m llama3-8b -y h200 --minibatch 16 --launcher torchtitan --stack torchtitan-2024"
-NO_COMPILED_W = "torchtitan lacks W in compiled stages (it goes with --stack torchtitan-2024-eager"
+NO_COMPILED_W = "torchtitan lacks W in compiled stages (it needs --stack torchtitan-2024-eager"
 WITH_W = ("interleaved-zb", "zb-v", "zb-h1", "zb-h2")
 
 

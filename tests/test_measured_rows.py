@@ -280,7 +280,7 @@ def test_ops_that_spread_count_less(a100, tmp_path):
     "cells message",
     ("X,0,1,", "op must be one of .*, got 'X'"),
     ("F,4,1,", "stage must be at most 3, got 4"),
-    ("step,1,1,", "stage is of an op, got stage 1 of a step"),
+    ("step,1,1,", "stage needs an op, got stage 1 of a whole step"),
     ("F,0,0,", "n must be a whole number of at least 1, got 0"),
     ("F,0,1,-1", "spread must be a number above 0, got '-1'"),
 )

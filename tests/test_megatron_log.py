@@ -203,7 +203,7 @@ def test_what_the_log_and_the_model_differ_in_is_a_column_or_named(tmp_path, ans
     out = tmp_path / "rows.csv"
     built = answer("init", "rows", "--from", path, "--model", "llama3-8b", "--out", out)
     (note,) = built["notes"]
-    assert "the log has layers 16 (32), in brackets what rows of llama3-8b have" in note
+    assert "the log has layers 16 (32); sizes in brackets are those of llama3-8b" in note
     header, row = (text.split(",") for text in out.read_text().splitlines()[:2])
     cells = dict(zip(header, row, strict=False))
     assert (cells["sequence"], cells["gradient_bytes"]) == ("4096", "4")
@@ -220,11 +220,11 @@ def test_rows_need_no_sizes_of_the_log(tmp_path, answer, mistake):
     path, out = log(tmp_path / "train.log", **mixed), tmp_path / "rows.csv"
     options = "init", "rows", "--from", path, "--model", "mixtral-8x7b", "--out", out
     (note,) = answer(*options)["notes"]
-    assert "moe_layer_freq [0, 1, 0, 1]: layers with and without experts in turn" in note
+    assert "moe_layer_freq [0, 1, 0, 1]: dense layers after layers with experts" in note
     assert note.endswith("the sizes of mixtral-8x7b are not compared with the log's")
     for name in ("tensor", "memory_bytes"):
         text = mistake(*options, "--columns", f"{name}=4", "--force")
-        assert f"it says {name} itself: leave it out of --columns" in text
+        assert f"the log has {name} itself: leave it out of --columns" in text
 
 
 def test_of_several_runs_in_a_log_the_last_counts(tmp_path):
@@ -245,7 +245,7 @@ WRONG = {
     "7 first and 0 last layers leave 25, which must divide over 3 workers": {FIRST: 7},
     "bf16 and fp16 are False": {"bf16": False, "fp16": False},
     "its 3 stages must be a multiple of 4 workers": {"pipeline_model_parallel_layout": "Et|t|tL"},
-    "it holds no arguments, as `num_layers": {"num_layers": "left out"},
+    "the log lists no arguments such as `num_layers": {"num_layers": "left out"},
     "accelerators must be a multiple of tensor x context x pipeline, 8, got 12": {"world_size": 12},
 }
 
@@ -264,8 +264,10 @@ def test_mistakes_beside_the_log(tmp_path, mistake, call, monkeypatch):
     log(tmp_path / "train.log", [])
     options = "init", "rows", "--from", "train.log"
     message = mistake(*options)
-    assert "needs --model: pipejax init model --from train.log writes the one of the log" in message
-    assert "no line says `elapsed time per iteration" in mistake(*options, "--model", "llama3-8b")
+    assert (
+        "needs --model: pipejax init model --from train.log writes the model of the log" in message
+    )
+    assert "no line has `elapsed time per iteration" in mistake(*options, "--model", "llama3-8b")
     assert "--from train.log does not go with system" in mistake("init", "system", *options[2:])
     message = mistake("init", "model", *options[2:], "--model", "gpt-22b")
     assert "--model gpt-22b does not go with model --from" in message

@@ -103,7 +103,7 @@ def test_of_those_that_fit_none_is_faster(name):
     free = pj.search.layers(table, workload, system, no_memory_limit=True)
     assert (free.value, free.best.fits) == (pytest.approx(fastest[0], rel=3 * SLACK), False)
     small = dataclasses.replace(H100, memory_capacity=needs[0] / 2)
-    with pytest.raises(ValueError, match=r"nothing fits: the smallest need found is .* GB"):
+    with pytest.raises(ValueError, match=r"no split fits: the smallest need is .* GB"):
         pj.search.layers(table, workload, small)
 
 

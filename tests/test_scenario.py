@@ -249,7 +249,7 @@ def test_a_workload_that_no_option_sets_has_no_command(fields, message):
         command_line(pj.Scenario("1f1b", 4, 8, costs=costs))
     larger = dataclasses.replace(model, hidden=2 * model.hidden)
     scenario = pj.Scenario("1f1b", 4, 8, costs=ModelCosts(pj.Workload(larger, 8), system))
-    with pytest.raises(ValueError, match="model llama3-8b is not as in its file"):
+    with pytest.raises(ValueError, match="model llama3-8b differs from its file"):
         command_line(scenario)
 
 

@@ -167,7 +167,7 @@ SWALLOWS = """
         except BaseException:
             pass"""
 SIGINT = signal.SIGINT
-FULL = ": not all that was found could be reported: disk full"
+FULL = ": a part of the result could not be reported: disk full"
 # what is done at an interrupt, and meanwhile; signals; most seconds; what the line adds
 ENDS = {
     "at work": ("None", "time.sleep(60)", [SIGINT], 1, ""),

@@ -353,7 +353,7 @@ def test_a_forecast_of_no_confidence(confidence, shares):
 
 def test_a_forecast_of_few_steps():
     few = Attribution(range(3), np.ones(3), np.ones(3), 1.0, [])
-    with pytest.raises(ValueError, match="needs 4 steps at least, there are 3"):
+    with pytest.raises(ValueError, match="needs at least 4 steps, there are 3"):
         traces.forecast(few)
 
 

@@ -351,7 +351,7 @@ def test_recomputations_are_named_and_numbered(tmp_path, answer, mistake):
     assert report["step_time"] == pytest.approx((32 * 4 + 25) / 100)
     assert {row["name"] for row in report["op_times"] if row["kind"] == "op"} == {"F", "B", "R"}
     path.write_text(rows_of_a_recomputed_run("R", [name for name in columns if name != "stage"]))
-    assert "must say stage and microbatch of its 16 recomputations (R)" in mistake("trace", path)
+    assert "must state stage and microbatch of 16 recomputations (R)" in mistake("trace", path)
 
 
 @pytest.mark.parametrize("times", ["R=7", "UNSHARD=8"])

@@ -13,7 +13,7 @@ WRITERS = {
     "labels": lambda folder, run: host_runs.write_kineto(folder, run, with_device=False),
 }
 HOST = "launch-starved: the device of worker 2 idles"
-LIKE_A_HOST = "a slow host would look like this {}: files with calls of CUDA tell them apart"
+LIKE_A_HOST = "a slow host would look like this {}: traces with CUDA calls distinguish them"
 # changes of a run, first line with device work, error of the cost
 RUNS = {
     "slow launches": ({"launch": {2: 1.5}, "waits": True}, HOST, 0.02),

@@ -158,7 +158,7 @@ def test_units_are_stated_by_names_or_by_plausible_times(head, factor, begin, tm
     "head factor begin why",
     ("start,duration", 1.0, 0.0, "ops take 18 in the median; give .*unit=s or .*unit=ms$"),
     ("ts,dur", 1e3, 0.0, "ops take 1.8e.04 in the median; give .*unit=ms or .*unit=us$"),
-    ("start,dur_ms", 1.0, 0.0, "states that of duration, not of start"),
+    ("start,dur_ms", 1.0, 0.0, "states the unit of duration, but not of start"),
 )
 def test_a_unit_that_nothing_decides_is_asked_for(head, factor, begin, why, tmp_path):
     path = write_ops(tmp_path / "run", head, factor, begin)
@@ -265,12 +265,12 @@ def test_damaged_rows_are_counted_and_the_rest_is_read(tmp_path):
     trace = read(path)
     assert (cells(trace, 0, 0), cells(trace, 0, 1)) == ("0F0", "1F0")
     assert [(entry.what.split(" of ")[0], entry.why, entry.count) for entry in trace.left_out] == [
-        ("rows", "they have other than the 5 cells of the header: 7, 12", 2),
+        ("rows", "their number of cells is not the header's, 5: 7, 12", 2),
         ("rows", "its start is no finite number: 3, 10", 2),
         ("rows", "it ends before it starts: 4", 1),
         ("rows", "its worker is no whole number of at least 0: 6, 8", 2),
         ("rows", "it is an op and has no microbatch: 5", 1),
-        ("slices", "they stand twice, alike to the last digit", 1),
+        ("slices", "they are exact copies of others", 1),
     ]
 
 
@@ -281,7 +281,7 @@ def test_two_jobs_are_not_one_run(runs, tmp_path):
         return [v + 1 if k == 4 else v for k, v in enumerate(row)]
 
     later = make_csv(tmp_path / "two", runs / "public_job.parquet", change=change)
-    why = r"must be of one run: .*one and .*two both tell of step 23, "
+    why = r"must be of one run: .*one and .*two both have ops of step 23, "
     with pytest.raises(ValueError, match=why):
         read([first, later])
     assert len(read([first, first])) == len(read(first))
@@ -553,7 +553,7 @@ def test_every_fourth_rank_is_a_pipeline(world, tmp_path):
             path.write_text(json.dumps({"traceEvents": content["traceEvents"]}))
     trace = read(tmp_path)
     assert (trace.workers, trace.worker.tolist()) == (4, trace.stage.tolist())
-    assert any("every 4th is given" in note for note in trace.inferred)
+    assert any("every 4th has a file" in note for note in trace.inferred)
     assert trace.ranks == {(0, worker): 4 * worker for worker in range(4)}
     (tmp_path / "rank4").unlink()
     with pytest.raises(ValueError, match="there is no sound file of"):
@@ -1008,7 +1008,7 @@ def test_clocks_without_messages(runs, public):
     forwards = lists.only(lists.has_phase(["F"]))
     trace, offsets = aligned(forwards, always=True, by_step=False)
     assert [offset.residual for offset in offsets[1:]] == [np.inf] * 7
-    assert trace.left_out[-1].why == "no messages lead from it, so its offset cannot be had"
+    assert trace.left_out[-1].why == "no messages lead from its worker, so its offset is unknown"
 
 
 def test_few_early_ops_do_no_harm(public):
@@ -1045,7 +1045,7 @@ def holding_waits(trace, workers=range(8)):
 
 
 HELD = (
-    r"worker ([\d, ]+) seem to hold their waits: (\d+) of (\d+) begin where the one before ended, "
+    r"worker ([\d, ]+) seem to include waits: (\d+) of (\d+) begin where the previous slice ended, "
     "and no offset of clocks explains the messages of both directions; record receives"
 )
 RUNS_WITH_WAITS = {  # schedule, its options, workers whose slices hold their waits

@@ -184,7 +184,7 @@ def test_workers_that_are_not_counted_from_0_are_listed(numbers, with_stages, tm
         for s in slices
     ]
     listed = ", ".join(map(str, numbers))
-    with pytest.raises(ValueError, match=f"number them from 0 in turn, got {listed}"):
+    with pytest.raises(ValueError, match=f"numbered 0, 1, 2 and so on, got {listed}"):
         pj.traces.read(truth.write_rows(tmp_path / "run", [head, *rows]))
 
 

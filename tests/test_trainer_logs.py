@@ -68,7 +68,7 @@ def test_a_log_without_columns_says_what_it_lacks(name, tmp_path, mistake):
     text = mistake("init", "rows", "--from", path, "--model", "llama3-8b", "--force")
     missing = ["tensor", "pipeline", "accelerators", "microbatch_size", "recompute"]
     missing += ["global_batch"] if LOGS[name][2] else []
-    assert f"does not say {', '.join(missing)}: give --columns tensor=..,pipeline=.." in text
+    assert f"does not have {', '.join(missing)}: give --columns tensor=..,pipeline=.." in text
     assert ("give the log from its start" in text) is False
     assert (f"it is a log of {name}" in text) is (name != "Megatron")
     assert f"log of {name}" in mistake("init", "model", "--from", path, "--force")
@@ -88,7 +88,7 @@ def test_what_a_log_says_on_other_lines_is_read(tmp_path, answer, mistake):
     assert (rows.seconds[0], rows.global_batch[0]) == (4.0, 16)
     assert rows.models[0].sequence == 4096
     text = mistake(*options, f"{COLUMNS},global_batch=8", "--force")
-    assert "it says global_batch itself: leave it out of --columns" in text
+    assert "the log has global_batch itself: leave it out of --columns" in text
 
 
 MORE = {  # further columns of a run, and options that say them
@@ -195,7 +195,7 @@ def test_a_line_that_was_cut_is_left_out(cut, tmp_path, answer):
     lines[cut - 1] = lines[cut - 1].replace("global_batch_size: 512 | ", "")
     seconds, batch, _, notes = read_log(tmp_path / "a.log", "\n".join(lines), COLUMNS, answer)
     assert (seconds, batch) == (12.5, 512)
-    assert "lines that lack a number of the others are left out: 1" in notes
+    assert "lines with fewer numbers than the others are left out: 1" in notes
 
 
 @pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
@@ -310,7 +310,7 @@ def test_a_sequence_length_of_the_model_is_said(is_said, tmp_path, answer):
     text = is_said * "sequence length 4096\n" + "\n".join(titan_lines([8] * 3))
     seconds, _, _, notes = read_log(tmp_path / "a.log", text, COLUMNS + BATCH, answer)
     assert seconds == (4.0 if is_said else 8.0)
-    assert ("it says no sequence length: 8192" in notes) is not is_said
+    assert ("the log has no sequence length: rows have 8192" in notes) is not is_said
 
 
 @pytest.mark.parametrize("sizes", [(32, 64), (32, 32, 64), (64, 32, 32, 32, 32), (16, 21)])
@@ -335,7 +335,7 @@ def test_columns_of_the_steps_are_not_for_the_user(column, name, tmp_path, mista
     columns = COLUMNS + (BATCH if LOGS[name][2] else "")
     options = "--model", "llama3-8b", "--out", tmp_path / "rows.csv", "--columns"
     text = mistake("init", "rows", "--from", path, *options, f"{columns},{column}")
-    assert f"it says {column.partition('=')[0]} itself: leave it out of --columns" in text
+    assert f"the log has {column.partition('=')[0]} itself: leave it out of --columns" in text
 
 
 @pytest.mark.parametrize("number", ["nan", "NaN", "NAN", "inf", "Inf", "INF"])
@@ -372,7 +372,7 @@ def test_a_log_of_two_trainings_is_refused(start, second, tmp_path, answer):
     first = METRICS.format(*4 * ("",))
     other = first.replace("80000.0", str(second))
     slow, fast = sorted((80000.0, second))
-    why = f"it holds 2 runs, as of {slow:g} s and {fast:g} s\n *hint: give the log of one"
+    why = f"it holds 2 runs, such as {slow:g} s and {fast:g} s\n *hint: give the log of one run"
     with pytest.raises(AssertionError, match=why):
         read_log(tmp_path / "a.log", f"{start}{first}\n{start}{other}\n", COLUMNS + BATCH, answer)
     # each rank may print the line of one training
@@ -439,7 +439,7 @@ def test_a_batch_on_other_lines_is_read_and_not_contradicted(name, tmp_path, ans
     for columns in (COLUMNS, f"{COLUMNS},global_batch={batch}"):
         row = read_log(tmp_path / f"{len(columns)}.log", text, columns, answer)
         assert row[:2] == (seconds, batch)
-    with pytest.raises(AssertionError, match=f"it says global_batch itself: .*\\({batch}\\)"):
+    with pytest.raises(AssertionError, match=f"the log has global_batch itself: .*\\({batch}\\)"):
         read_log(tmp_path / "b.log", text, COLUMNS + BATCH, answer)
 
 
@@ -463,5 +463,5 @@ def test_the_exact_size_of_a_rounded_batch_may_be_said(batch, is_read, tmp_path,
         assert read_log(tmp_path / "a.log", lines, columns, answer)[:2] == (1.3, batch)
         assert "3 digits" in read_log(tmp_path / "b.log", lines, COLUMNS, answer)[3]
     else:
-        with pytest.raises(AssertionError, match=r"it says global_batch itself: .*\(1020\)"):
+        with pytest.raises(AssertionError, match=r"the log has global_batch itself: .*\(1020\)"):
             read_log(tmp_path / "a.log", lines, columns, answer)

@@ -261,7 +261,7 @@ def test_launchers_are_told_the_form(recompute):
     assert launches["Megatron-LM"].options.items() >= FLAGS[recompute].items()
     deepspeed = launches["DeepSpeed"]
     if recompute == "block:7":
-        assert deepspeed.lacks == ("recomputation block:7 (none, full and uniform:N are there)",)
+        assert deepspeed.lacks == ("recomputation block:7 (it has none, full and uniform:N)",)
     else:
         interval = FLAGS[recompute]["recompute-num-layers"]
         assert f"activation_checkpoint_interval={interval}" in deepspeed.program

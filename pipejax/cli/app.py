@@ -58,14 +58,14 @@ def split_command(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
             return called, list(arguments[count:])
     first = arguments[0] if arguments else ""
     if _subcommands(first) and not {*arguments[1:2]} & {*HELP}:
-        raise ValueError(f"{first} is one of pipejax {', pipejax '.join(_subcommands(first))}")
+        raise ValueError(f"{first} needs a second word: {', '.join(_subcommands(first))}")
     if first.endswith((".csv", ".json")):
         return "evaluate", _file_options(arguments)
     return None, list(arguments)
 
 
 def _file_options(arguments: Sequence[str]) -> list[str]:
-    """Name the options of a table and a file of costs that stand first on the line."""
+    """Put --table and --costs before the files with which the line begins."""
     files = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     if len(files) > 2:
         raise ValueError(

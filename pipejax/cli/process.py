@@ -134,7 +134,7 @@ def _end_at_signal(read_end: int, write_end: int) -> None:
             texts.append(act() or "")
             sys.stdout.flush()
         except Exception as error:
-            texts[:] = [f"not all that was found could be reported: {error}"]
+            texts[:] = [f"a part of the result could not be reported: {error}"]
         os.write(write_end, b"\0")
 
     threading.Thread(target=report, daemon=True).start()

@@ -137,8 +137,10 @@ class Costs(_FilledIn):
             for names in (("backward", "input_grad", "weight_grad"), ("offload", "load")):
                 stale = [name for name in names if values.get(name) is old[name]]
                 if 0 < len(stale) < len(names) and values.keys() >= {*names}:
-                    why = f"{' and '.join(stale)} would stay, in costs of jax.tree.map or jit"
-                    raise ValueError(f"{why}: give them too, None for what follows from others")
+                    why = f"costs of jax.tree.map or jit would keep their old {' and '.join(stale)}"
+                    raise ValueError(
+                        f"{why}: give these times too, or None if they follow from others"
+                    )
         # `dataclasses.replace` passes all times of the old record: forget times that this record
         # had filled in, such as I = 1 from B = 2, because they follow from the new times
         for name, old_value in (_filled or {}).items():
@@ -148,10 +150,10 @@ class Costs(_FilledIn):
         others = others or {}
         if repeated_names := values.keys() & others:
             name = min(repeated_names)
-            raise ValueError(f"others: {name} is a field of its own, give {name}=")
+            raise ValueError(f"others: {name} is a field of Costs: give {name}=")
         values |= others
         if "pair" in values and "pair_factor" in values:
-            raise ValueError("pair and pair_factor both say what a fused pair takes: give one")
+            raise ValueError("pair and pair_factor both set the time of a fused pair: give one")
         checked = {name: checked_seconds(name, value) for name, value in values.items()}
         stated = {**_OPTIONAL, **checked}
         times = _fill_in(stated)
@@ -340,7 +342,7 @@ class Costs(_FilledIn):
                 fits = False
             if not fits:
                 raise ValueError(
-                    f"{name} has shape {shape}, the table has {sizes}; a batch is for makespans, "
+                    f"{name} has shape {shape}, the table has {sizes}; for a batch use makespans "
                     "or jax.vmap"
                 )
 

@@ -65,8 +65,8 @@ class ShardingCells(Edit):
                 lane=self.lane or NETWORK,
             )
         if not np.isin(table.phase, SHARDING).any():
-            text = f"{self.lane}: {table.name} has no UNSHARD and REDUCE_GRAD ops: --lookahead N "
-            raise wrong("sharding_lane", f"{text}adds these")
+            text = f"{self.lane}: {table.name} has no UNSHARD and REDUCE_GRAD ops"
+            raise wrong("sharding_lane", f"{text}: --lookahead N adds them")
         return on_sharding_lane(table, self.lane or COMPUTING)
 
 
@@ -81,9 +81,9 @@ class HostTimes(Edit):
     def apply(self, costs: Costs, table: ScheduleTable) -> Costs:
         """Set the times of O and L; refuse to replace times if `replaces` is False."""
         if self.offload is None and costs.offload is None:
-            raise wrong("offload", "system needs a model, and a system with a host_link")
+            raise wrong("offload", "system needs a model, and a system whose file has a host_link")
         if self.offload is not None and not self.replaces and has_host_times(costs):
-            raise wrong("offload", "and the times of O or L given besides: choose one")
+            raise wrong("offload", "and other times of O or L exclude each other: choose one")
         count, stage_times = table.num_stages, {}
         for name, values in {"offload": self.offload, "load": self.load}.items():
             if values is not None:

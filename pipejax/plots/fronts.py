@@ -60,7 +60,7 @@ def draw_results(
     if len(best):
         ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": palette.BLACK}
         axes.plot(x[best], y[best], "o", markersize=7, label="best", zorder=3, **ring)
-    _scale(axes, sides, is_grouped, front)
+    _set_limits(axes, sides, is_grouped, front)
     if is_many:
         points = _thin_out(axes, sides, np.flatnonzero(is_grouped))
         dots: dict[str, Any] = {"markersize": 1.5, "markeredgewidth": 0, "rasterized": True}
@@ -148,7 +148,7 @@ def draw_knee(
     style.legend(figure, "upper left", axes.get_legend_handles_labels())
 
 
-def _scale(
+def _set_limits(
     axes: Axes,
     sides: Sequence[Shown],
     is_grouped: Bool[NumpyArray, " points"],

@@ -230,15 +230,15 @@ def _draw_map(axes: Axes, cells: HeatMap, scale: ScalarMappable, unit: float) ->
     axes.tick_params(axis="x", length=0)
     axes.spines["bottom"].set_visible(False)
     axes.set_title(cells.title, loc="left")
-    texts = _numbers(cells.seconds / unit)
+    texts = _cell_texts(cells.seconds / unit)
     widest = _text_widths([max(texts.values(), key=len, default="")])[0]
     if width > widest and height >= style.small():
         for (row, column), text in texts.items():
             _write(axes, column, row, text, scale, cells.seconds[row, column])
 
 
-def _numbers(cells: Float[NumpyArray, "rows columns"]) -> dict[tuple[int, ...], str]:
-    """Return {(row, column): text} of all numbers; the largest number has three digits."""
+def _cell_texts(cells: Float[NumpyArray, "rows columns"]) -> dict[tuple[int, ...], str]:
+    """Return {(row, column): text} of all finite numbers; the largest has three digits."""
     largest = float(np.nanmax(np.abs(cells), initial=0.0))
     places = max(0, 2 - int(np.floor(np.log10(largest or 1.0))))
     rounded = np.round(cells, places) + 0.0  # -0.0 becomes 0

@@ -511,7 +511,7 @@ def draw_panels(panels: Sequence[Panel], drawing: Drawing) -> style.Picture:
     all_bars = list(itertools.chain.from_iterable(panel_bars))
     drawing = drawing._replace(looks=palette.phase_looks(bar_phases(all_bars)))
     entries = _legend(panels, all_bars, drawing)
-    columns = _columns([str(entry.get_label()) for entry in entries], drawing.paper)
+    columns = _legend_columns([str(entry.get_label()) for entry in entries], drawing.paper)
     title, caption = drawing.paper.wrapped(drawing.title), drawing.paper.wrapped(drawing.caption)
     legend_lines = -(-len(entries) // columns)
     text_lines = 2.5 + len(title) + len(caption) + legend_lines + 1.5 * len(heights)
@@ -607,7 +607,7 @@ def _legend(panels: Sequence[Panel], bars: Sequence[Bar], drawing: Drawing) -> l
     return entries
 
 
-def _columns(labels: Sequence[str], paper: style.Paper) -> int:
+def _legend_columns(labels: Sequence[str], paper: style.Paper) -> int:
     """Return the largest number of columns in which a legend with these labels fits."""
     widest = [(style.LETTER * len(label) + 5.0) * paper.small / 72 for label in labels]
     for count in range(len(labels), 1, -1):

@@ -145,7 +145,7 @@ def _solve_offsets(
     agrees = np.ones(size, bool)
     # drop the clock with the most contradictions until none is left; at a tie the last worker
     while (counts := (is_contradiction & agrees & agrees[:, None]).sum(axis=1)).any():
-        agrees[size - 1 - counts[::-1].argmax()] = False
+        agrees[size - 1 - counts[::-1].argmax()] = False  # the last of the largest counts
     reference = int(agrees.argmax())
     upper, lower = bounds[reference].copy(), -bounds[:, reference]
     is_bounded = np.isfinite(upper) & np.isfinite(lower)
@@ -161,7 +161,7 @@ def _solve_offsets(
     for high, low, wrong in zip(upper.tolist(), lower.tolist(), is_wrong.tolist(), strict=True):
         ways = [way for way, bound in (("to", high), ("from", low)) if not math.isfinite(bound)]
         if ways:
-            why = f"no messages lead {' and '.join(ways)} it, so its offset cannot be had"
+            why = f"no messages lead {' and '.join(ways)} its worker, so its offset is unknown"
             solutions.append((0.0, math.inf, False, why))
         else:
             solutions.append(((high + low) / 2, abs(high - low) / 2, wrong, ""))

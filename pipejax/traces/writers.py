@@ -189,6 +189,7 @@ def _name(what: str, name: str, place: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _slice(replayed: Replay, row: int, pid: int, tid: int, start: float) -> dict[str, Any]:
+    """Return slice `row` of the trace as an event of a process (replica) and thread (track)."""
     trace = replayed.pipelines.trace
     stage, microbatch = int(trace.stage[row]), int(trace.microbatch[row])
     name = trace.phases[trace.phase[row]]
@@ -241,6 +242,7 @@ def record_runs(runs: Sequence[Evaluation], *, replicas: int = 1) -> Trace:
 
 
 def _run_ops(run: Evaluation, step: int, replica: int) -> dict[str, NumpyArray]:
+    """Return the ops of a run as columns of a trace, {column: (ops) values}."""
     ops = run.table.ops
     position = {Phase[name]: k for k, name in enumerate(OPS)}
     code = np.array([position.get(Phase(phase), NONE) for phase in ops.phase.tolist()])

@@ -50,7 +50,9 @@ def calibrate(
 
     system, collectives, fit = fitting.system, fitting.collectives, fitting.fit
     if not files and collectives is None:
-        raise ValueError("give DATA.csv, measured runs, or --collectives, or both: what to fit to")
+        raise ValueError(
+            "no measurements: give DATA.csv with measured runs, --collectives, or both"
+        )
     machine, base = pj.load_system(system), read_named("hardware", system, "system")[0]
     links: pj.results.LinkCalibration | None = None
     identified: set[str] = set()

@@ -143,7 +143,7 @@ def evaluate(
     if assumed := scenario.source.assumption(table):
         result["assumes"] = assumed
     timing_parts = [*timing.add_to(result, evaluation)]
-    fitting_change, next_commands = _add_fit(table, scenario, result), list[str]()
+    fitting_change, next_commands = _add_memory_fit(table, scenario, result), list[str]()
     if fitting_change and scenario.source.workload is not None:
         fitting = dataclasses.replace(scenario.source.workload, **fitting_change)
         next_commands.append(command_line(scenario.with_workload(fitting)))
@@ -170,7 +170,7 @@ def _view(
     if result.get("fits") is False:
         verdict = f"[bold red]{_does_not_fit(result)}[/]"
     yield f"{seconds(result['makespan'])} per step{escape(corner)}; {verdict}"
-    yield f"{heading(result)}; {_link(evaluation)}"
+    yield f"{heading(result)}; {_link_text(evaluation)}"
     path = dict(result["critical_path"])
     words = {name: field.replace("_", " ") for name, field in PHASE_FIELDS.items()}
     if "W" in path and scenario.find_edit(pj.costing.RecomputedAgain):
@@ -251,7 +251,7 @@ def _details(
         by_token = f"{digits(1e6 * result['cost_per_token'])} USD per million tokens"
         rows.append(("price", f"{digits(result['cost_per_step'])} USD per step, {by_token}"))
     details: dict[str, list[object]] = {
-        "workers": [_workers(evaluation, result, scenario, held)],
+        "workers": [_worker_table(evaluation, result, scenario, held)],
         "totals": [facts(rows)],
     }
     if result.get("evidence"):
@@ -277,7 +277,7 @@ def _evidence(scenario: "pj.Scenario", step: float) -> dict[str, Any]:
     return {"regime": str(regime), "evidence": plans.evidence_json(evidence, step)}
 
 
-def _add_fit(
+def _add_memory_fit(
     table: pj.ScheduleTable, scenario: "pj.Scenario", result: dict[str, Any]
 ) -> dict[str, Any]:
     """Add to a result whether the step of a model fits in memory."""
@@ -366,7 +366,7 @@ def summary(
     return result | {"activation_memory": held.as_json()}
 
 
-def _link(evaluation: "pj.Evaluation") -> str:
+def _link_text(evaluation: "pj.Evaluation") -> str:
     """Return the meaning of the link model, its name, and link options that differ from it."""
     links = evaluation.links
     if links == pj.Links() and np.array_equal(evaluation.message_start, evaluation.message_finish):
@@ -380,7 +380,7 @@ def _link(evaluation: "pj.Evaluation") -> str:
     return f"{LINK_MODELS[links.model].meaning} ({'; '.join(notes)})"
 
 
-def _workers(
+def _worker_table(
     evaluation: "pj.Evaluation", result: dict[str, Any], scenario: "pj.Scenario", held: HeldMemory
 ) -> TextTable:
     """Make a table of the workers: busy and idle time, activations and memory."""

@@ -113,8 +113,7 @@ def versus_lines(
     versus: "pj.results.Versus", form: "pj.results.Formula", plans: Plans
 ) -> Iterator[str]:
     """Yield which of two schedules is faster, and where, in the ranges of the parameters."""
-    # `form` is the closed form of the first one, `plans` the op times that schedules are planned
-    # for.
+    # `form` is the closed form of the first schedule, `plans` are {schedule: op times of its plan}.
     first, second = (f"{name} as planned" if name in plans else name for name in versus.names)
     verdict = {
         "one is never slower": f"{first} is never slower",
@@ -347,8 +346,7 @@ def _family(settings: _FormOptions, symbol: str, numbers: list[int]) -> "pj.resu
         raise ValueError("--family needs --schedule NAME, not a file, because it changes P or M")
     if symbol == "P" and microbatches % workers:
         raise ValueError(
-            f"--family P needs as many microbatches as a multiple of {workers} workers, got "
-            f"{microbatches}"
+            f"--family P needs a multiple of {workers} microbatches, got {microbatches}"
         )
 
     def build_table(number: int) -> pj.ScheduleTable:
@@ -383,7 +381,7 @@ def _family(settings: _FormOptions, symbol: str, numbers: list[int]) -> "pj.resu
         try:
             return fit_and_check(range(1, 10 * step + 1), [13 * step, 16 * step])
         except NoFamilyError as error:
-            more = f"--family M=1:{30 * step}:1 looks on more"
+            more = f"--family M=1:{30 * step}:1 tries more numbers"
             raise NoFamilyError(f"{error} ({more})") from None
 
 

@@ -54,10 +54,10 @@ def init(
     is_read = from_ is not None
     if kind == "rows" and not is_read:
         raise ValueError("init rows needs --from: a log, or several as a.log,b.log")
-    takes = {"model": ["from"] if is_read else ["from", "model"], "system": ["system"]}.get(kind)
+    legal = {"model": ["from"] if is_read else ["from", "model"], "system": ["system"]}.get(kind)
     values = {"model": model, "system": system, "from": from_, "columns": columns}
     for name, value in values.items():
-        if value is not None and takes is not None and name not in takes:
+        if value is not None and legal is not None and name not in legal:
             other = f"{kind} --from" if is_read and name != "from" else kind
             raise ValueError(f"--{name} {value} does not go with {other}")
     suffix = ".csv" if kind == "rows" else ".json"
@@ -120,7 +120,7 @@ def _rows_from(
     if model is None:
         raise ValueError(
             f"--from {','.join(paths)} needs --model: pipejax init model --from {paths[0]} writes "
-            "the one of the log"
+            "the model of the log"
         )
     trained_model = load_model(file_beside(out, model))
     cells = parse_pairs(columns, "--columns must be as tensor=2,pipeline=4") if columns else {}

@@ -64,10 +64,11 @@ class SamplingOptions:
         self, name: str, make: Callable[..., Any], parse_first: Callable[[str], Any], form: str
     ) -> Any:
         """Make an object of the two parts of an option, such as lognormal:0.05."""
+        # `parse_first` reads the first part, `make` takes both; errors cite `form`.
         text = getattr(self, name)
         head, colon, value = (part.strip() for part in text.partition(":"))
         first, number = parse_first(head), parse_ratio(value)
-        if not colon or first != first:  # `parse_ratio` returns NaN for no number
+        if not colon or first != first:  # NaN: no number
             raise ValueError(f"{flag(name)} must be {form}, got {text!r}")
         if math.isnan(number):
             raise ValueError(f"{flag(name)} {text}: {value!r} is no number, as 0.05 or 5%")
@@ -105,7 +106,7 @@ def jitter(
         raise ValueError(next(iter(missing.values())))
     sampling = sampling.complete(required(next(iter(scenarios.values()))))
     listed.check_used(scenarios.values())
-    runs = _run(scenarios, factors, sampling)
+    runs = _sample_runs(scenarios, factors, sampling)
     needs = [memory_room(scenario, scenario.table()) for scenario in scenarios.values()]
     fits = [need.get("fits", True) for need in needs]
     ranked = pj.analysis.robustness(list(runs.values()), quantile=quantile, fits=fits)
@@ -143,7 +144,7 @@ def jitter(
     return Answer(result, chain(_view(runs, ranked, quantile), failures), details=details)
 
 
-def _run(
+def _sample_runs(
     scenarios: "dict[str, pj.Scenario]", factors: "pj.analysis.Jitter", sampling: SamplingOptions
 ) -> "dict[str, pj.results.Jittered]":
     """Sample the run of every schedule, and show the progress over all of them."""

@@ -85,7 +85,7 @@ def plan(
     """Find the layout of a training job that takes the shortest step, among all that fit."""
     is_config = out.path is not None and out.path.suffix == CONFIG
     if resume and (out.path is None or out.path.suffix != ".zarr" or out.force):
-        raise ValueError("--resume goes on with --out STORE.zarr, without --force")
+        raise ValueError("--resume needs --out STORE.zarr, and no --force")
     check_modules("plan needs", SWEEPS, "sweeps")
 
     def resume_hint() -> str | None:
@@ -149,6 +149,7 @@ def _read_limit(text: str) -> float:
 
 
 def _result(planned: "PlanResult", stages: dict[str, Any]) -> dict[str, Any]:
+    """Return the object of `--json`; `stages` are the layers of the best layout, with notes."""
     return {
         "model": planned.request.model.name,
         "system": planned.request.system.name,

@@ -44,7 +44,7 @@ def run(
     name = resolve_choice(runtime, RUNTIMES, "--runtime")
     largest_error = positive(tolerance, "--tolerance")
     if trace.path is not None and (name != "torch" or steps == 0):
-        raise ValueError("--trace needs --runtime torch, and --steps of which there is a trace")
+        raise ValueError("--trace needs --runtime torch, and --steps above 0 to record")
     scenario = timed.scenario()
     table = build(scenario)
     costs = scenario.table_costs() if scenario.has_times else None

@@ -55,7 +55,7 @@ class PictureSettings:
         drawing_options += ["caption"] if self.caption == "beside" else []
         if drawing_options and out == ".html":
             option = flag(drawing_options[0])
-            raise ValueError(f"{option} has no effect on a page ({out}): it goes with a drawing")
+            raise ValueError(f"{option} has no effect on a page ({out}), only on a drawing")
 
     def time_unit(self, runs: "Sequence[pj.Evaluation]", *, in_slots: bool) -> "TimeUnit":
         """Return the unit of the time axis."""

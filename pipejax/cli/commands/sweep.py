@@ -49,7 +49,7 @@ def sweep_run(
     Killed at any moment and resumed, it ends with the same bytes as without a break.
     """
     if resume and out.force:
-        raise ValueError("--resume goes on with a store, --force begins it anew: choose one")
+        raise ValueError("--resume continues a store, --force begins it anew: choose one")
     if scheduler is not None:
         check_modules(f"--scheduler {scheduler}: it needs", ("distributed",), "cluster")
     from pipejax.base.compiled import seconds_compiling

@@ -55,7 +55,9 @@ def tune(
     workers = workers or (find(schedule).sizes or (8,))[0]
     settings = run.table_options(OF_RUNS)
     if run.memory_limit is not None:
-        raise ValueError("--memory-limit does not go with tune: --system says what fits")
+        raise ValueError(
+            "--memory-limit has no effect on tune: the limit is the memory of --system"
+        )
     point = SizedSchedule(schedule, workers, None)
     scenario = parse_scenario(run, settings=settings, point=point)
     workload, _ = tuned_model(scenario, "tune")
@@ -67,7 +69,7 @@ def tune(
     if microbatches is not None:
         option = f"--microbatches {microbatches}"
         if microbatch_size is not None:
-            raise ValueError(f"{option} and --microbatch-size say the same: give one of them")
+            raise ValueError(f"{option} and --microbatch-size set the same: give one of them")
         if "size" in parts:
             raise ValueError(f"{option} does not go with tune {over}, which finds it: leave it out")
         microbatch_size = _microbatch_size(workload, microbatches)
@@ -92,9 +94,9 @@ def tuned_parts(what: str) -> list[str]:
         raise ValueError(f"WHAT must name each part once, got {what!r}")
     for part in parts:
         if part in ORDERS and len(parts) > 1:
-            raise ValueError(f"WHAT: {part} are searched by themselves, got {what!r}")
+            raise ValueError(f"WHAT: {part} cannot be tuned with other parts, got {what!r}")
         if part in ORDERS or parts == ["layers"]:
-            raise ValueError(f"WHAT must stand right behind tune: pipejax tune {part}")
+            raise ValueError(f"WHAT must be the word after tune: pipejax tune {part}")
     return parts
 
 
@@ -230,9 +232,7 @@ def layers(
     scenario = parse_scenario(run, point=point)
     workload, _ = tuned_model(scenario, "tune layers")
     if run.offload is not None:
-        raise ValueError(
-            "--offload does not go with tune layers: what O takes follows from the split"
-        )
+        raise ValueError("--offload excludes tune layers: the time of O follows from the split")
     limit = parse_seconds(time_limit, "--time-limit")
     if method is None:
         if microbatch_size is not None:

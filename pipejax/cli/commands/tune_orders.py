@@ -229,8 +229,8 @@ def microbatches(
     required(scenario)
     if run.stragglers is not None and table.num_pipes > 1:
         raise ValueError(
-            "--stragglers: a microbatch of another pipe meets a stage on another worker, so slow "
-            "workers do not go with a new order: leave it out"
+            "--stragglers: a new order moves microbatches to pipes whose stages are on other "
+            "workers, so their slow workers would change: leave it out"
         )
     search = MicrobatchSearch(table, scenario.table_costs(), scenario.links, seed)
     lengths = scenario.microbatches.lengths
@@ -267,8 +267,8 @@ def places(
     if scenario.placed is None:
         raise ValueError(
             "tune places needs a machine of nodes: give --workers-per-node N and --comm with a "
-            "time for each level, --costs with a file that says so, or --model with "
-            "microbatches alike"
+            "time for each level, a --costs file with workers_per_node, or --model with equal "
+            "microbatches"
         )
     placed = scenario.placed(table)
     given_places = places_on(table, scenario.source.worker_places, "--worker-places")
@@ -342,7 +342,7 @@ def lookahead(
         values, in_bytes = MemoryLimit.read(weights_limit, "--weights-limit")
         limits = for_each(values, table.num_workers, "--weights-limit", "workers")
         if in_bytes and workload is None:
-            raise ValueError("--weights-limit in bytes needs --model, which says what stages take")
+            raise ValueError("--weights-limit in bytes needs --model for the bytes of stages")
     sizes = np.ones(table.num_stages)
     if workload is not None and in_bytes:
         from pipejax.costs.stage.stage_work import gathered_sizes

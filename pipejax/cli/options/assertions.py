@@ -162,11 +162,11 @@ def _parse(command: str, text: str) -> Assertion:
             f"{option}: {command} --json has no value {name!r}"
             f"{nearest(name, [*leaf_paths(schema)])} (all keys: pipejax schema {command})"
         )
-    types = key_schema.get("type", "array")  # of an axis of a sweep nothing is known
+    types = key_schema.get("type", "array")  # an axis of a sweep has no known type
     kinds, unit = {types} if isinstance(types, str) else {*types}, key_schema.get("unit", "")
-    is_open = "array" in kinds and math.isfinite(parse_float(value))  # of entries never seen
+    is_open = "array" in kinds and math.isfinite(parse_float(value))  # entries of unknown type
     if is_open or kinds & {"number", "integer"}:
-        holder = inner_schema(schema, path[:-1]) or {}  # of critical_path.B, say
+        holder = inner_schema(schema, path[:-1]) or {}  # of critical_path.B: critical_path
         meaning = key_schema.get("description", holder.get("description", ""))
         is_share = unit == "1" and meaning.startswith("share")
         number = share_number(value, f"{option}:") if is_share else _number(value, unit, option)

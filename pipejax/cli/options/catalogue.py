@@ -48,6 +48,7 @@ def _workload_option(field: WorkloadField) -> Option:
 
 
 def _panel(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Option]:
+    """Return the options of a panel of the help, from their records in the catalogue's file."""
     options: dict[str, Option] = {}
     for name, fields in records.items():
         if name == "fields of a workload":  # their table is another file

@@ -117,8 +117,8 @@ class LineOptions:
                 raise ValueError(f"{called} must not be empty")
 
     def _check_effects(self) -> None:
-        """Refuse options whose requirement in `NEEDS` is not met: they have no effect."""
-        seen = {name: value.lower() for name, value in self.values}
+        """Refuse options that have no effect because an option that they need is missing."""
+        seen = {name: value.lower() for name, value in self.values}  # `NEEDS`: what options need
         for name, needs in NEEDS.items():
             other = needs.other if needs.other in self.takes else needs.otherwise
             if name not in seen or other not in self.takes:
@@ -175,7 +175,7 @@ class LineOptions:
 
     def _argument_option(self, error: ArgumentError) -> str | None:
         """Return the name of the option that sets the argument of an error; None if none does."""
-        # Of several the one with a value. An unknown name belongs to the option that has it as
+        # Of several options, it is the option with a value. An unknown name belongs to the option
         # value.
         names = (error.argument, OF_ARGUMENTS.get(error.argument, ""), f"{error.argument}s")
         options = [name for name in names if name in self.takes]
@@ -217,7 +217,7 @@ def parse(
 
 
 def _message(error: CycloptsError, command: str) -> str:
-    """Return the error of a command line, with options by their names."""
+    """Return the text of an error of cyclopts, with the names of options as typed."""
     option = error.argument.name if error.argument else ""
     if isinstance(error, MissingArgumentError) and error.argument and not error.keyword:
         return f"missing option {option}" if option.startswith("-") else f"missing {option}"
@@ -227,7 +227,7 @@ def _message(error: CycloptsError, command: str) -> str:
         return f"{option} {error.msg}"
     if isinstance(error, UnusedCliTokensError):
         words = [*map(str, error.unused_tokens or [])]
-        advice = advice_on_log(words[0]) or "give it behind an option, which --help lists"
+        advice = advice_on_log(words[0]) or "give it after an option, which --help lists"
         return f"unexpected argument: {' '.join(words)}; {advice}"
     if isinstance(error, UnknownOptionError) and (
         option := error.token.keyword or error.token.value
@@ -237,7 +237,7 @@ def _message(error: CycloptsError, command: str) -> str:
             if other in names:
                 return f"unknown option: {option}; did you mean {other}?"
         if option in map(flag, CATALOGUE):
-            return f"{command} has no option {option}, other commands do"
+            return f"{command} has no option {option}, which other commands have"
     text = str(error).removesuffix(".").replace(". Did you mean", "; did you mean")
     text = text.replace(". Must be >= ", ": must be at least ").replace('"', "'")
     return text[0].lower() + text[1:]
@@ -280,7 +280,7 @@ def read_config(
 ) -> Iterator[tuple[str, str]]:
     """Yield name and text of each option that a file gives to a command."""
     # A section of the file has the options of one command; keys outside sections are for all. The
-    # text is what would stand on the line; a flag has its own name for a text.
+    # text is the value as typed on the line; the text of a flag is the name of the flag.
     loaders = {".json": load_json, ".toml": load_toml}
     if path.suffix not in loaders:
         raise ValueError(f"--config must end in one of .toml, .json, got {str(path)!r}")

@@ -145,7 +145,7 @@ class MemoryLimit(NamedTuple):
 
     @classmethod
     def read(cls, text: str, option: str = LIMIT_OPTION) -> "MemoryLimit":
-        """Read the option."""
+        """Read a limit such as "3", "3,4" for two workers, or "80GB"."""
         entries = [entry.strip() for entry in text.split(",")]
         sizes = [read_quantity(entry, "B", option) for entry in entries]
         in_bytes = [size for size in sizes if size is not None]

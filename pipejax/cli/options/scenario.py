@@ -61,8 +61,8 @@ def parse_scenario(
     run: Any, *, settings: "TableOptions | None" = None, point: "SizedSchedule | None" = None
 ) -> "pj.Scenario":
     """Make a scenario of the options of a command, which are the fields of the record `run`."""
-    # `point` is the schedule and its size if the command takes several schedules; `settings`
-    # replace the options of the schedule.
+    # `point` is the schedule and its size if the command takes several schedules. `settings` are
+    # options of the schedule instead of those of `run`.
     link = getattr(run, "links", pj.Links)()  # a closed form has its own, and no costs
     settings = settings or run.settings
     costs = getattr(run, "cost_fields", None) or CostFields(pj.costing.SlotCosts(), (), {})
@@ -137,7 +137,7 @@ def _parse_table(run: Any, settings: "TableOptions") -> Options:
     extra = [flag(name) for name in SIZES if getattr(run, name) is not None]
     extra += [option_text(name) for name in settings.options if name not in settings.run_options]
     if extra:
-        raise ValueError(f"{extra[0]} belongs to --schedule: the file of --table states it itself")
+        raise ValueError(f"{extra[0]} needs --schedule: the file of --table sets it already")
     repair = None if run.repair is None else resolve_choice(run.repair, REPAIRS, "--repair")
     return {"schedule": pj.costing.TableFile(run.table, repair)}
 
@@ -256,7 +256,7 @@ def _parse_machine(run: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     per_node = run.workers_per_node
     if per_node is not None and (run.costs is not None or run.model is not None):
         other = "--costs: its file" if run.costs is not None else "--model: the system"
-        raise ValueError(f"--workers-per-node does not go with {other} says what a node is")
+        raise ValueError(f"--workers-per-node has no effect with {other} sets the nodes")
     nodes: tuple[int, ...] = ()
     if per_node is not None:
         from pipejax.costs.topology import check_sizes
@@ -274,8 +274,8 @@ def _parse_machine(run: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
     if run.model is None and not (nodes if run.costs is None else read_sizes(run.costs)):
         raise ValueError(
-            "--worker-places needs a machine of nodes: give --workers-per-node, --costs with a "
-            "file that says so, or --model"
+            "--worker-places needs a machine of nodes: give --workers-per-node, a --costs file "
+            "with workers_per_node, or --model"
         )
     text = run.worker_places
     if not text.endswith(".json"):
@@ -348,8 +348,7 @@ def _parse_source(
 
 def _parse_times(name: str, text: str, messages: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Read times [s] of ops from an option such as "F=1,B=2,pair=2.5"."""
-    # The keys are fields of `Costs`; the time of a kind that a table defines has its letters as
-    # key.
+    # The keys are fields of `Costs`, or the letters of a kind of op that a table defines.
     from pipejax.costs.costs import TIME_FIELDS, check_backward
 
     option, times = flag(name), dict[str, float]()
@@ -482,7 +481,7 @@ def _model_options(scenario: "pj.Scenario") -> Options:
     if model.sequence != workload.model.sequence:
         options["sequence"] = workload.model.sequence
         model = dataclasses.replace(model, sequence=workload.model.sequence)
-    with warnings.catch_warnings():  # the run has said what it is used with
+    with warnings.catch_warnings():  # the run has warned already
         warnings.simplefilter("ignore")
         model, software, defaults = launcher_defaults(
             files.get("launcher"), model, bare, names.get("stack"), scenario.num_workers
@@ -492,7 +491,7 @@ def _model_options(scenario: "pj.Scenario") -> Options:
         ("system", software.on(bare), system),
     ):
         if loaded != value:
-            raise ValueError(f"{name} {names[name]} is not as in its file: write it and name it")
+            raise ValueError(f"{name} {names[name]} differs from its file: write it to a new file")
     options["minibatch"] = workload.minibatch
     defaults = default_overlap(files.get("launcher"), workload.zero) | defaults
     usual_fields = merge_fields(defaults, {"pipeline_layout": workload.pipeline_layout})

@@ -156,7 +156,7 @@ class ScheduleSettings:
     residency: str | None = None
 
     def table_options(self, run_options: tuple[str, ...] = ()) -> TableOptions:
-        """Return the options that are set; `run_options` name options that runs have too."""
+        """Return the options that are set; `run_options` are those that also apply to runs."""
         fields = {name: getattr(self, name) for name in SCHEDULE_OPTIONS if name not in EDITS}
         options = {name: value for name, value in fields.items() if value is not None}
         gathering = parse_gathering(self.sharding_lane, self.lookahead, self.residency)
@@ -271,7 +271,7 @@ class ScheduleList(NamedTuple):
             if names.count(name) > 1:
                 option = "--schedules" if tables is None else "--schedules and --tables"
                 raise ValueError(f"{option} names {name} twice")
-        # options that runs have, too, are no error if no schedule has them
+        # options of `OF_RUNS` also apply to runs, so they are legal if no schedule has them
         options._replace(run_options=(*options.run_options, *OF_RUNS)).check(names)
         if repair and all(options.builder(name).sizes is None for name in names):
             raise ValueError(f"--repair {repair} has no effect without a table")

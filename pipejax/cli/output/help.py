@@ -113,7 +113,7 @@ def _head(
     *,
     short: bool = False,
 ) -> list[str]:
-    """Return usage, purpose and example; with `short` only the first paragraph of the purpose."""
+    """Return usage, purpose and example of a command; `short` omits all but a first paragraph."""
     about = (inspect.getdoc(command) or "").split("\n\n")
     required = [
         f"{flag(key)} {CATALOGUE[key].kind.metavar}"

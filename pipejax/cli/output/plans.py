@@ -67,7 +67,7 @@ def layout_json(
 def launch_lines(
     launches: "Iterable[pj.results.Launch]", *, full: bool = False, short: bool = False
 ) -> Iterator[Text]:
-    """Yield what a launcher lacks, else (or with `full`) its options; `short` cuts long values."""
+    """Yield the gaps of each launcher, or else its options; `full`: both; `short` cuts values."""
     for launch in launches:
         lacks = f"lacks {'; '.join(launch.lacks)}" if launch.lacks else ""
         options = launch.text if full or not lacks else ""
@@ -261,7 +261,7 @@ def _assumptions(plan: "PlanResult") -> Iterator[object]:
 
 
 def _under_launchers(plan: "PlanResult") -> tuple[bool, list[object]]:
-    """Return whether a launcher's defaults fit the layout, and a line for equal results."""
+    """Return whether the layout fits with defaults of any launcher, and a line for each result."""
     from pipejax.costs.model.launchers import LAUNCHERS  # needs NumPy, which help does without
 
     names_by_result, others = dict[str, list[str]](), [*LAUNCHERS]

@@ -272,7 +272,7 @@ def _needs(row: Mapping[str, Any]) -> str:
 
 
 def _means(row: Mapping[str, Any], launcher: str | None) -> str:
-    """Write who can apply a remedy, and its assumption: of hardware, the assumption is the need."""
+    """Write what applies a remedy, and its assumption; hardware needs what it assumes."""
     assumes = row["assumes"].replace("; ", " and ")
     if row["shelf"] == "hardware":
         return f"; needs {assumes or _needs(row)}"
@@ -293,7 +293,7 @@ def _able_launches(remedy: "Remedy") -> "list[pj.results.Launch]":
 
 
 def _effects(explanation: "Explanation") -> Iterator[object]:
-    """Yield one line with the cause's time and the savings of remedies; equal ones stand once."""
+    """Yield one line with the cause's time and the savings of remedies, without repetitions."""
     leads = {"part": f"{explanation.bottleneck.kind} takes", "cause": "its removal saves"}
     distinct: dict[tuple[float, str], Effect] = {}  # the first of equal effects
     for effect in explanation.effects:

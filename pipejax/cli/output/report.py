@@ -205,7 +205,7 @@ def less_than(name: str, time: float | None, best: float) -> str:
 
 
 def search_end(result: Any, candidates: str) -> Iterator[str]:
-    """Yield the lower bound of a search and why it stopped; `candidates` says what it tried."""
+    """Yield the lower bound of a search and why it stopped; `candidates` is a noun for tries."""
     if not result.lower_bound:
         proof = "no lower bound is known, so a much shorter time may be possible"
     elif result.gap <= 1e-12 or result.stopped == "optimal":

@@ -102,14 +102,14 @@ def print_run(
         row = [bar for bar in shown.bars if bar.worker == worker]
         lanes = {f"worker {worker}": COMPUTING} | {lane: lane for lane in phases_beside(run.table)}
         lines = {
-            name: _row([bar for bar in row if bar.lane == lane], line, run, second, looks)
+            name: _op_row([bar for bar in row if bar.lane == lane], line, run, second, looks)
             for name, lane in lanes.items()
         }
         if held is not None:
-            lines[_peaks(held)[worker]] = _curve(held.memory, worker, line)
+            lines[_peaks(held)[worker]] = _memory_row(held.memory, worker, line)
         if shown.messages:
             sent = [arrow for arrow in arrows(run) if arrow.sender == worker]
-            lines[""] = _messages(sent, line)
+            lines[""] = _message_row(sent, line)
         for name, cells in lines.items():
             text = name.ljust(label) if name.startswith("worker") else name.rjust(label)
             out.print(Text(f"{text} ").append_text(cells), no_wrap=True)
@@ -158,7 +158,7 @@ def print_limit(out: Console, held: HeldMemory) -> None:
     out.print(f"memory limit {ends}: {verdict}")
 
 
-def _row(
+def _op_row(
     row: "list[Bar]", line: _Line, run: "pj.Evaluation", second: "frozenset[Op]", looks: Looks
 ) -> Text:
     """Return one worker's ops as cells, each at least one column wide if there is room."""
@@ -203,7 +203,7 @@ def _op_cells(
     return [(sign, edge_style) for sign in edge] + [(letter, style) for letter in inside]
 
 
-def _curve(memory: "ActivationMemory", worker: int, line: _Line) -> Text:
+def _memory_row(memory: "ActivationMemory", worker: int, line: _Line) -> Text:
     """Return the largest memory of a worker in each column, over the largest peak of all."""
     time, held = memory.curve(worker)  # from time[k] on the worker holds held[k]
     low, high = line.window
@@ -217,7 +217,7 @@ def _curve(memory: "ActivationMemory", worker: int, line: _Line) -> Text:
     return Text("".join(BLOCKS[k] for k in size), palette.HELD)
 
 
-def _messages(sent: "list[Arrow]", line: _Line) -> Text:
+def _message_row(sent: "list[Arrow]", line: _Line) -> Text:
     """Return messages of one sender as thin lines, from departure to arrival."""
     cells = [(" ", "")] * line.columns
     for arrow in sent:

@@ -232,8 +232,8 @@ def _equal_causes(analysis: "pj.results.Analysis") -> Iterator[object]:
         )
     if not trace.budgets and not (finding.kind == "stage" and is_replica):
         yield plain(
-            f"a slow host would look like this {finding.kind}: files with calls of CUDA tell them "
-            "apart"
+            f"a slow host would look like this {finding.kind}: traces with CUDA calls distinguish "
+            "them"
         )
 
 
@@ -266,12 +266,12 @@ def _replay_help(analysis: "pj.results.Analysis") -> Iterator[object]:
         yield plain(
             f"launch-starved or paused: worker {stall.worker} of replica {stall.replica} idles "
             f"{seconds(stall.seconds)} before {stall.op} in step {stall.step} although its inputs "
-            f"are there ({len(analysis.stalls)} in all); record as slices what runs there"
+            f"are ready ({len(analysis.stalls)} in all); record slices of the work in that time"
         )
     trace = analysis.pipelines.trace
     is_stated = trace.known_workers and not any(t.startswith("ranks:") for t in trace.inferred)
     if not is_stated or trace.left_out:
-        yield plain("if these are files of some ranks only, give those of all, or their folder")
+        yield plain("if these are files of some ranks only, give the files of all ranks")
 
 
 def trace_details(

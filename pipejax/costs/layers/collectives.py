@@ -141,14 +141,14 @@ def collective_time(
     copies: Number = 0.0,
 ) -> Number:
     """Return the time [s] of `count` equal collectives in sequence; 0 for one accelerator."""
-    # `kind` is a key of `PASSES` or `DIRECT`; the module says what `volume` [B] means; `copies` is
-    # the number of accelerators that get each piece of an all-to-all, if above 0.
+    # `kind` is a key of `PASSES` or `DIRECT`. `volume` [B] is the whole tensor; for an all-to-all,
+    # the data of one accelerator, of which `copies` accelerators (if above 0) get each piece.
     #     t = base + hops latency + min(x + simple, x / share),   x = bytes / bandwidth + copy time
     # The minimum is over NCCL's protocols Simple and LL. LL sends flags with the data, which saves
-    # the latency `simple` and costs a share of the bandwidth. An all-reduce has 2 passes.
+    # the latency `simple` and costs a share of the bandwidth.
     spread = Spread.over(group, volume, copies)
     peers = 1.0 if kind == "ring" else spread.per_node - 1
-    passes, library = PASSES.get(kind, 1), system.collectives
+    passes, library = PASSES.get(kind, 1), system.collectives  # an all-reduce has 2 passes
     near_latency, far_latency = passes * system.node.latency, passes * system.network.latency
     near_rate = system.node.rate * system.reached(peers) / passes
     far_rate = system.network.rate / passes

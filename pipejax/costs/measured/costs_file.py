@@ -63,21 +63,21 @@ def read_csv(path: Path) -> dict[str, Any]:
     header, *_ = read_lines(path)
     if "stage" not in header:
         raise ValueError(
-            f"{path} is not JSON, and no table of costs: column 'stage' is missing, of a row for "
-            "each stage from 0"
+            f"{path} is neither JSON nor a CSV of costs: column 'stage' is missing, which numbers "
+            "the rows from 0"
         )
     keys = [name for name, _ in check_header(path, header, COLUMNS).values() if name != "stage"]
-    # each row needs a stage; `_content` checks the other cells
+    # each row needs a stage; `_json_content` checks the other cells
     rows = read_cells(path, COLUMNS, lambda _, cells: with_defaults(_STAGE, cells) | cells)
     rows.sort(key=lambda row: row["stage"])
     stages = [row["stage"] for row in rows]
     if stages != list(range(len(rows))):
         allowed = f"a row for each stage, 0 to {len(rows) - 1}"
         raise ValueError(f"{path}: there must be {allowed}, got stages {abbreviated(stages)}")
-    return _content(path, keys, rows)
+    return _json_content(path, keys, rows)
 
 
-def _content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[str, Any]:
+def _json_content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[str, Any]:
     """Convert CSV rows to a JSON file's content: lists by stage, or by boundary for messages."""
     # rows with F 1, latency 2 and F 3: {"F": [1, 3], "message": {"latency": [2]}}
     content: dict[str, Any] = {"unit": "seconds"}
@@ -97,7 +97,7 @@ def _content(path: Path, keys: list[str], rows: list[dict[str, float]]) -> dict[
     return content
 
 
-def _series(value: Any, where: str) -> Any:
+def _check_series(value: Any, where: str) -> Any:
     """Check that a value is a number, or a list of numbers and of lists by microbatch."""
     numbers = value if isinstance(value, list) else [value]
     for entry in numbers:
@@ -129,7 +129,7 @@ _NUMBER_OR_LISTS = {
         {"type": "array", "items": {"anyOf": [NUMBER.schema, {"type": "array"}]}},
     ]
 }
-_SERIES = FileField(FieldKind(_series, _NUMBER_OR_LISTS), None)
+_SERIES = FileField(FieldKind(_check_series, _NUMBER_OR_LISTS), None)
 _MESSAGE = section(dict.fromkeys((*MESSAGE_FIELDS, "bytes", "bandwidth"), _SERIES))
 _MESSAGES_BY_LEVEL = FieldKind(
     _messages, several(FieldKind(_messages, json_schema(_MESSAGE.fields or {}))).schema
@@ -223,7 +223,7 @@ def read_levels(path: str | Path, table: ScheduleTable, stages: int | None = Non
     for key, field in {**TIME_FIELDS, **custom_times, "pair_factor": "pair_factor"}.items():
         if data[key] is not None:
             unit = 1.0 if field in DIMENSIONLESS else scale
-            times[field] = unit * _array(data[key], sizes, "stages", f"{path}: {key}")
+            times[field] = unit * _per_microbatch(data[key], sizes, "stages", f"{path}: {key}")
             if field in OF_STAGES and times[field].shape[1] > 1:
                 raise ValueError(f"{path}: {key} has no microbatch axis: give one value per stage")
     slow = data["stragglers"]
@@ -259,7 +259,9 @@ def _message_times(
                 f"{path}: {key} must be a list of {num_levels}: inside a node, between nodes, and "
                 f"so on, got {sections!r}"
             )
-        directions.append([_message(part, sizes, f"{path}: {key}", scale) for part in sections])
+        directions.append(
+            [_section_times(part, sizes, f"{path}: {key}", scale) for part in sections]
+        )
     for forth, back in zip(*directions, strict=True):
         yield {
             name: np.stack(np.broadcast_arrays(forth[name], back[name]))[:, None]
@@ -278,7 +280,7 @@ def _without_equal_microbatches(times: dict[str, Any]) -> dict[str, Any]:
     return {name: time[..., 0] if time.shape[-1] == 1 else time for name, time in times.items()}
 
 
-def _array(
+def _per_microbatch(
     value: Any, sizes: _Sizes, places: Literal["stages", "stage boundaries"], where: str
 ) -> PerMicrobatch:
     """Convert a number or list of a file to an array with a row for each stage or boundary."""
@@ -298,12 +300,14 @@ def _array(
     return np.array(rows, float).reshape(count, length)
 
 
-def _message(section: Any, sizes: _Sizes, where: str, scale: float) -> dict[str, PerMicrobatch]:
+def _section_times(
+    section: Any, sizes: _Sizes, where: str, scale: float
+) -> dict[str, PerMicrobatch]:
     """Return latency and transmit time [s] of a section: (boundaries, microbatches)."""
     if not isinstance(section, dict):
         raise ValueError(f"{where} must be one object without workers_per_node, got {section!r}")
     values = {
-        key: _array(value, sizes, "stage boundaries", f"{where}: {key}")
+        key: _per_microbatch(value, sizes, "stage boundaries", f"{where}: {key}")
         for key, value in section.items()
         if value is not None
     }

@@ -63,8 +63,8 @@ class MegatronLog(NamedTuple):
         log = read_log(path)
         if isinstance(log, TrainerLog):
             raise ValueError(
-                f"{path}: it holds no arguments, as `num_layers ..... 48`: it is a log of "
-                f"{log.trainer.name}, which says no sizes of a model"
+                f"{path}: it lists no arguments such as `num_layers ..... 48`: it is a log of "
+                f"{log.trainer.name}, which has no sizes of the model"
             )
         return log
 
@@ -79,7 +79,7 @@ class MegatronLog(NamedTuple):
         """Return whether an argument's value is True."""
         return self.text(name) == "True"
 
-    def whole(self, name: str, default: int | None = None, least: int = 1) -> int:
+    def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
         """Return an argument's value as a whole number; it is required if it has no default."""
         text = self.text(name)
         if not text and default is not None:
@@ -88,22 +88,22 @@ class MegatronLog(NamedTuple):
             raise ValueError(f"{self.path}: {name} is not among the arguments")
         text = text.removesuffix(".0")  # zero_stage 1.0
         value: Any = int(text) if text.isdecimal() else text
-        return whole_number(value, f"{self.path}: {name}", minimum=least, maximum=MAX_COUNT)
+        return whole_number(value, f"{self.path}: {name}", minimum=minimum, maximum=MAX_COUNT)
 
     def model(self) -> dict[str, Any]:
         """Return the content of a model file (without its name) for the model in the log."""
         content: dict[str, Any] = {
             "source": f"Arguments of Megatron in {self.path.name}.",
-            **{name: self.whole(key) for name, key in load_arguments("megatron").sizes.items()},
-            "ffn_hidden": self.whole("ffn_hidden_size", 4 * self.whole("hidden_size")),
+            **{name: self.integer(key) for name, key in load_arguments("megatron").sizes.items()},
+            "ffn_hidden": self.integer("ffn_hidden_size", 4 * self.integer("hidden_size")),
         }
         heads, is_latent = content["heads"], self.is_on("multi_latent_attention")
         has_groups = self.is_on("group_query_attention")
         kv_argument = "num_query_groups" if has_groups else "num_key_value_heads"
-        vocabulary = self.vocabulary or self.whole("padded_vocab_size", 0, least=0)
+        vocabulary = self.vocabulary or self.integer("padded_vocab_size", 0, minimum=0)
         content |= {
-            "kv_heads": heads if is_latent else self.whole(kv_argument, heads),
-            "vocabulary": vocabulary or self.whole("vocab_size"),
+            "kv_heads": heads if is_latent else self.integer(kv_argument, heads),
+            "vocabulary": vocabulary or self.integer("vocab_size"),
             "gated_mlp": self.is_on("swiglu") or "glu" in self.text("glu_activation"),
             "biases": self.arguments.get("add_bias_linear", "True") == "True",
             "learned_positions": self._has_positions,
@@ -113,7 +113,7 @@ class MegatronLog(NamedTuple):
             ),
             "flash_attention": self._has_flash,
         }
-        width = self.whole("kv_channels", 0, least=0)
+        width = self.integer("kv_channels", 0, minimum=0)
         if is_latent:
             content |= self._latent_sizes()
         elif width and width * heads != content["hidden"]:
@@ -121,7 +121,7 @@ class MegatronLog(NamedTuple):
         if self.text("num_experts"):
             content["moe"] = self._experts()
         if self.text("mtp_num_layers"):
-            content["mtp_layers"] = self.whole("mtp_num_layers")
+            content["mtp_layers"] = self.integer("mtp_num_layers")
         if self.is_on("accumulate_allreduce_grads_in_fp32"):
             content["gradient_bytes"] = 4
         norm = self.text("normalization").lower()
@@ -164,8 +164,8 @@ class MegatronLog(NamedTuple):
         if not sizes:
             return columns, []
         return columns, [
-            f"{self.path}: the log has {', '.join(sizes)}, in brackets what rows of {model.name} "
-            f"have: pipejax init model --from {self.path} writes the log's"
+            f"{self.path}: the log has {', '.join(sizes)}; sizes in brackets are those of "
+            f"{model.name}: pipejax init model --from {self.path} writes the log's model"
         ]
 
     def rows(
@@ -176,14 +176,16 @@ class MegatronLog(NamedTuple):
         # given, are compared with the log's.
         for name in _UNSUPPORTED:
             if self.text(name):
-                raise ValueError(f"{self.path}: {name} {self.text(name)}: a row cannot say it")
+                raise ValueError(
+                    f"{self.path}: {name} {self.text(name)}: no column of a row holds it"
+                )
         if {self.arguments.get(name) for name in ("bf16", "fp16")} == {"False"}:
             raise ValueError(
-                f"{self.path}: bf16 and fp16 are False: a row has no products of 32 bits"
+                f"{self.path}: bf16 and fp16 are False: rows do not support 32-bit products"
             )
         if not self.times:
             raise ValueError(
-                f"{self.path}: no line says `elapsed time per iteration (ms)`: the run has to "
+                f"{self.path}: no line has `elapsed time per iteration (ms)`: the run must "
                 "print iterations (--log-interval)"
             )
         times = [line._replace(batch=line.batch or self._global_batch) for line in self.times]
@@ -205,26 +207,26 @@ class MegatronLog(NamedTuple):
         """Return the number of sequences per step; logs of 2020 give it per replica."""
         if not self.text("global_batch_size") and "batch_size" in self.arguments:
             sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
-            replicas = self.whole("world_size") // math.prod(self.whole(n, 1) for n in sizes)
-            return self.whole("batch_size") * replicas
-        return self.whole("global_batch_size")
+            replicas = self.integer("world_size") // math.prod(self.integer(n, 1) for n in sizes)
+            return self.integer("batch_size") * replicas
+        return self.integer("global_batch_size")
 
     def layout_columns(self) -> dict[str, Any]:
         """Return a row's columns for parallelism, schedule, precision and recomputation."""
         sizes = {
-            "tensor": self.whole("tensor_model_parallel_size"),
-            "context": self.whole("context_parallel_size", 1),
-            "expert": self.whole("expert_model_parallel_size", 1),
-            "pipeline": self.whole("pipeline_model_parallel_size"),
+            "tensor": self.integer("tensor_model_parallel_size"),
+            "context": self.integer("context_parallel_size", 1),
+            "expert": self.integer("expert_model_parallel_size", 1),
+            "pipeline": self.integer("pipeline_model_parallel_size"),
         }
         zero, overlap = self._zero(), float(self.is_on("overlap_grad_reduce"))
         if zero:  # half of the traffic is gradients, the other half weights
             overlap = (overlap + self.is_on("overlap_param_gather")) / 2
         columns: dict[str, Any] = {
             **sizes,
-            "accelerators": self.whole("world_size"),
+            "accelerators": self.integer("world_size"),
             "stages_per_worker": self._stages_per_worker(sizes["pipeline"]),
-            "microbatch_size": self.whole("micro_batch_size"),
+            "microbatch_size": self.integer("micro_batch_size"),
             "recompute": self._recompute(),
             "precision": self._precision(),
             "zero": zero,
@@ -236,13 +238,15 @@ class MegatronLog(NamedTuple):
         }
         if self.text("num_experts"):  # DeepSpeed leaves experts whole unless a switch is on
             is_whole = self.arguments.get("enable_expert_tensor_parallelism") == "False"
-            columns["expert_tensor"] = self.whole("expert_tensor_parallel_size", int(is_whole))
+            columns["expert_tensor"] = self.integer("expert_tensor_parallel_size", int(is_whole))
             if self.is_on("moe_enable_deepep") or self.text("moe_token_dispatcher_type") == "flex":
                 columns["dispatcher"] = "per-node"
         if layout := self._pipeline_layout(sizes["pipeline"], columns["stages_per_worker"]):
             columns["pipeline_layout"] = layout
         # as in Megatron Core, one layer at each end by default
-        ends = [self.whole(f"num_layers_at_{end}_in_bf16", 1, least=0) for end in ("start", "end")]
+        ends = [
+            self.integer(f"num_layers_at_{end}_in_bf16", 1, minimum=0) for end in ("start", "end")
+        ]
         if self.is_on("first_last_layers_bf16"):
             columns["wide_first"], columns["wide_last"] = ends
         if self.is_on("enable_zbh1_pipeline"):
@@ -260,30 +264,30 @@ class MegatronLog(NamedTuple):
             strategy = self.text("data_parallel_sharding_strategy")
             return strategies.index(strategy) if strategy in strategies else 3
         has_deepspeed = self.arguments.get("deepspeed", "True") == "True"
-        stage = self.whole("zero_stage", 0, least=0) if has_deepspeed else 0
+        stage = self.integer("zero_stage", 0, minimum=0) if has_deepspeed else 0
         return max(stage, int(self.is_on("use_distributed_optimizer")))
 
     def _pipeline_layout(self, workers: int, stages_per_worker: int) -> str:
         """Return the pipeline layout in Megatron's letters, as Et|tL; empty for the default."""
         if self.text("pipeline_model_parallel_layout"):
             return str(PipelineLayout.parse(self.text("pipeline_model_parallel_layout")))
-        first = self.whole("decoder_first_pipeline_num_layers", 0)
-        last = self.whole("decoder_last_pipeline_num_layers", 0)
+        first = self.integer("decoder_first_pipeline_num_layers", 0)
+        last = self.integer("decoder_last_pipeline_num_layers", 0)
         if not (first or last):
             return ""
         # 12 layers on 4 workers, 2 first and 4 last: 6 on 2 workers in the middle, so 2 3 3 4
         middle = workers - (first > 0) - (last > 0)
-        rest = self.whole("num_layers") - first - last
+        rest = self.integer("num_layers") - first - last
         counts = [rest // max(middle, 1)] * workers
         counts[0], counts[-1] = first or counts[0], last or counts[-1]
         is_divided = all(count % stages_per_worker == 0 for count in counts)
-        if sum(counts) != self.whole("num_layers") or not is_divided:
+        if sum(counts) != self.integer("num_layers") or not is_divided:
             raise ValueError(
                 f"{self.path}: {first} first and {last} last layers leave {rest}, which must "
                 f"divide over {middle} workers of {stages_per_worker} stages"
             )
         layers = [count // stages_per_worker for count in counts] * stages_per_worker
-        mtp = [0] * (len(layers) - 1) + [self.whole("mtp_num_layers", 0)]
+        mtp = [0] * (len(layers) - 1) + [self.integer("mtp_num_layers", 0)]
         return str(PipelineLayout.with_layers(layers, mtp))
 
     def _stages_per_worker(self, pipeline: int) -> int:
@@ -296,16 +300,14 @@ class MegatronLog(NamedTuple):
                     f"must be a multiple of {pipeline} workers"
                 )
             return stages // pipeline
-        for name in (
-            "num_virtual_stages_per_pipeline_rank",
-            "virtual_pipeline_model_parallel_size",
-        ):
+        virtual_size = "virtual_pipeline_model_parallel_size"
+        for name in ("num_virtual_stages_per_pipeline_rank", virtual_size):
             if self.text(name):
-                return self.whole(name)
+                return self.integer(name)
         if not self.text("num_layers_per_virtual_pipeline_stage"):
             return 1
-        per_stage = self.whole("num_layers_per_virtual_pipeline_stage")
-        return self.whole("num_layers") // (pipeline * per_stage)
+        per_stage = self.integer("num_layers_per_virtual_pipeline_stage")
+        return self.integer("num_layers") // (pipeline * per_stage)
 
     def _recompute(self) -> str:
         """Return the recomputation as text: none, selective, full, block:N or names of parts."""
@@ -318,7 +320,7 @@ class MegatronLog(NamedTuple):
         elif not kind:
             kind = "selective" if self.is_on("recompute_activations") else "none"
         if kind == "full" and method in RECOMPUTE_METHODS and self.text(count_argument):
-            return check_recompute(f"{method}:{self.whole(count_argument)}")
+            return check_recompute(f"{method}:{self.integer(count_argument)}")
         modules = self.text("recompute_modules")
         if kind != "selective" or not modules:
             return kind
@@ -356,26 +358,26 @@ class MegatronLog(NamedTuple):
     def _latent_sizes(self) -> dict[str, Any]:
         """Return the sizes of latent attention as a model file holds them."""
         ranks = {
-            "kv_rank": self.whole("kv_lora_rank"),
-            "rope_width": self.whole("qk_pos_emb_head_dim"),
-            "value_width": self.whole("v_head_dim"),
+            "kv_rank": self.integer("kv_lora_rank"),
+            "rope_width": self.integer("qk_pos_emb_head_dim"),
+            "value_width": self.integer("v_head_dim"),
         }
         if self.text("q_lora_rank"):
-            ranks["query_rank"] = self.whole("q_lora_rank")
-        return {"head_width": self.whole("qk_head_dim"), "mla": ranks}
+            ranks["query_rank"] = self.integer("q_lora_rank")
+        return {"head_width": self.integer("qk_head_dim"), "mla": ranks}
 
     def _experts(self) -> dict[str, Any]:
         """Return the sizes of a mixture of experts as a model file holds them."""
-        width = self.whole("moe_ffn_hidden_size", self.whole("ffn_hidden_size"))
-        shared = self.whole("moe_shared_expert_intermediate_size", 0)
+        width = self.integer("moe_ffn_hidden_size", self.integer("ffn_hidden_size"))
+        shared = self.integer("moe_shared_expert_intermediate_size", 0)
         if shared % width:
             raise ValueError(
                 f"{self.path}: moe_shared_expert_intermediate_size must be a multiple of {width}, "
                 f"got {shared}"
             )
         experts: dict[str, Any] = {
-            "experts": self.whole("num_experts"),
-            "top_k": self.whole("moe_router_topk"),
+            "experts": self.integer("num_experts"),
+            "top_k": self.integer("moe_router_topk"),
             "expert_hidden": width,
             "shared_experts": shared // width,
             "dense_layers": self._dense_layers(),
@@ -389,7 +391,7 @@ class MegatronLog(NamedTuple):
         """Return the number of dense layers that precede all layers with experts."""
         # moe_layer_freq is 1 if all layers have experts, or has a 0 for each dense layer: [0, 1, 1]
         text = self.text("moe_layer_freq") or "1"
-        if self.whole("expert_interval", 1) > 1 and "moe_layer_freq" not in self.arguments:
+        if self.integer("expert_interval", 1) > 1 and "moe_layer_freq" not in self.arguments:
             text = f"of every {self.text('expert_interval')} (expert_interval)"
         if text == "1":
             return 0
@@ -397,8 +399,8 @@ class MegatronLog(NamedTuple):
         dense = digits.index("1") if "1" in digits else 0
         if not digits or "0" in digits[dense:]:
             raise ValueError(
-                f"{self.path}: moe_layer_freq {text}: layers with and without experts in turn "
-                "cannot be described"
+                f"{self.path}: moe_layer_freq {text}: dense layers after layers with experts are "
+                "not supported"
             )
         return dense
 

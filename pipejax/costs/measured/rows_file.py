@@ -80,7 +80,7 @@ def read_rows(path: str | Path, stack: str | Path | None = None) -> MeasuredRows
     check_types(path=(path, str, Path), stack=(stack, str, Path, type(None)))
     reader = RowReader(Path(path), stack)
     rows = read_cells(Path(path), COLUMNS, reader.read)
-    reader.say_defaults()
+    reader.warn_of_defaults()
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     return MeasuredRows(tuple(reader.models.values()), columns)
 
@@ -113,7 +113,7 @@ class RowReader:
         self.defaults: dict[str, object] = {}
         self.without_stack: list[int] = []  # numbers of rows that name no stack
 
-    def say_defaults(self) -> None:
+    def warn_of_defaults(self) -> None:
         """Warn about rows without a software stack, and about the defaults of missing cells."""
         if self.without_stack:
             count, first = len(self.without_stack), self.without_stack[0]
@@ -141,7 +141,7 @@ class RowReader:
         columns["model"], model = self._model(cells)
         if "expert_tensor" not in cells and model.moe is not None and columns["tensor"] > 1:
             self.defaults["expert_tensor"] = "tensor"
-        columns |= self._names(cells, columns) | {"stack": stack_name}
+        columns |= self._text_columns(cells, columns) | {"stack": stack_name}
         columns |= self._software(cells, fields_for(model, stack.workload))
         _check_degrees(columns, model, cells)
         columns |= _profiled_op(columns, cells)
@@ -187,8 +187,8 @@ class RowReader:
             )
         return total // per_replica
 
-    def _names(self, cells: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
-        """Return a row's schedule, layout, link, recomputation, precision, sequence parallelism."""
+    def _text_columns(self, cells: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
+        """Return the columns of schedule, layout, link, recomputation, precision and others."""
         columns = {name: cells.get(name, "") for name in ("pipeline_layout", "link")}
         schedule = "interleaved-1f1b" if counts["stages_per_worker"] > 1 else "1f1b"
         rule = "1f1b (interleaved-1f1b where stages_per_worker > 1)"
@@ -242,7 +242,7 @@ class RowReader:
             }
         changes |= {name: size for name, size in sizes.items() if not name.startswith("moe.")}
         model = dataclasses.replace(model, **changes)
-        complete = dataclasses.replace(model, moe=_experts(model, sizes))
+        complete = dataclasses.replace(model, moe=_model_experts(model, sizes))
         check_shape(complete, "model")
         return complete
 
@@ -253,12 +253,12 @@ def _profiled_op(columns: dict[str, Any], cells: dict[str, Any]) -> dict[str, An
     stages = columns["pipeline"] * columns["stages_per_worker"]
     whole_number(stage, "stage", minimum=0, maximum=stages - 1)
     if op == STEP and "stage" in cells:
-        raise ValueError(f"stage is of an op, got stage {stage} of a step")
+        raise ValueError(f"stage needs an op, got stage {stage} of a whole step")
     smallest = columns["data"] * columns["microbatch_size"] * columns["pipeline"]
     return {"op": op, "stage": stage, "global_batch": columns["global_batch"] or smallest}
 
 
-def _experts(model: Model, sizes: Mapping[str, Any]) -> MixtureOfExperts | None:
+def _model_experts(model: Model, sizes: Mapping[str, Any]) -> MixtureOfExperts | None:
     """Return the model's experts with a row's sizes; for a dense model, experts like its MLP."""
     # `sizes` is {field of `Model`: size}; fields of experts begin with "moe.". A dense model stays
     # dense if the row has no number of experts.
@@ -298,7 +298,9 @@ def _check_degrees(columns: dict[str, Any], model: Model, cells: dict[str, Any])
     units = model.layers + columns["embedding_units"] + columns["loss_units"]
     if layout := columns["pipeline_layout"]:
         if units > model.layers:
-            raise ValueError("pipeline_layout does not go with embedding_units and loss_units")
+            raise ValueError(
+                "pipeline_layout excludes embedding_units and loss_units: leave them out"
+            )
         PipelineLayout.parse(layout).check(model, stages)
     elif units < stages:
         raise ValueError(

@@ -72,9 +72,8 @@ class Trainer(NamedTuple):
 
     def num_steps(self, text: str) -> int:
         """Return the number of steps of a run, without earlier runs; 0 if the log is not clear."""
-        totals, earlier_steps = (
-            self.find_numbers(mark, text) for mark in (self.steps_of_run, self.resumed_at)
-        )
+        totals = self.find_numbers(self.steps_of_run, text)
+        earlier_steps = self.find_numbers(self.resumed_at, text)
         if len(totals) != 1 or len(earlier_steps) > 1:
             return 0
         return int(totals.pop() - max(earlier_steps, default=0))
@@ -99,10 +98,9 @@ def read_log_lines(path: str | Path) -> list[str]:
     *lines, last = text.splitlines() or [""]
     last_form = _form(last)
     # "step 7 | ms: 61" is cut if other lines have the form "step 0 | ms: 0.0 |"
-    is_cut = text[-1:] not in ("\n", "\r") and any(
-        form.startswith(last_form) and form != last_form for form in map(_form, lines)
-    )
-    if is_cut and last_form:
+    longer_forms = {_form(line) for line in lines} - {last_form}
+    is_part = any(form.startswith(last_form) for form in longer_forms)
+    if is_part and last_form and text[-1:] not in ("\n", "\r"):
         warnings.warn(f"{path}: its last line is cut and left out: {last[-60:]!r}", Notice, 2)
         return lines
     return [*lines, last]
@@ -136,8 +134,8 @@ def step_times(lines: Iterable[TimedLine]) -> list[list[float]]:
 
 def rows_by_batch(path: Path, lines: Iterable[TimedLine]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a row with the mean step time for each batch size, and notes on dropped lines."""
-    # A mean leaves out lines without a time. A mean also leaves out the first step of each run, its
-    # warm-up, if the run has further steps. A spread of 0 only shows coarse clocks: no row has it.
+    # A mean leaves out lines without a time, and the first step of each run, its warm-up, if the
+    # run has further steps. A spread of 0 only shows a coarse clock, so no row has it.
     batches: dict[int, list[TimedLine]] = {}
     for line in lines:
         batches.setdefault(line.batch, []).append(line)
@@ -209,11 +207,11 @@ def check_columns(
     for name in sorted({*cells} & {*columns}):
         if values.get(name) != cells[name]:
             value = f" ({values[name]})" if name in values else ""
-            raise ValueError(f"{path}: it says {name} itself: leave it out of --columns{value}")
+            raise ValueError(f"{path}: the log has {name} itself: leave it out of --columns{value}")
 
 
 def _steady_batches(iterations: Sequence[Mapping[str, float]]) -> set[float]:
-    """Return the sequences of a step from counts of consumed ones; empty if steps differ."""
+    """Return the number of sequences of a step, from their running count; empty if steps differ."""
     counts = [line for line in iterations if {"step", "consumed"} <= line.keys()]
     sizes = {
         (later["consumed"] - line["consumed"]) / (later["step"] - line["step"])
@@ -254,7 +252,7 @@ class TrainerLog(NamedTuple):
         for unit, values in {**sizes, "s": runs}.items():
             if len(values) > 1:
                 listed = " and ".join(f"{value:.17g} {unit}" for value in sorted(values)[:2])
-                why = f"it holds {len(values)} runs, as of {listed}: give the log of one"
+                why = f"it holds {len(values)} runs, such as {listed}: give the log of one run"
                 raise ValueError(f"{path}: {why}")
         if not any("batch" in line for line in iterations):
             sizes = {"global_batch": _steady_batches(iterations), **sizes}
@@ -289,22 +287,23 @@ class TrainerLog(NamedTuple):
         rows, notes = rows_by_batch(self.path, self._timed_lines(lines, trained, columns))
         if num_cut := len(self.iterations) - len(lines):
             notes.append(
-                f"{self.path}: lines that lack a number of the others are left out: {num_cut}"
+                f"{self.path}: lines with fewer numbers than the others are left out: {num_cut}"
             )
         if "steps" in quantities and (error := 0.0005 * rows[-1]["seconds"]) > 0.01:
             notes.append(
                 f"{self.path}: train_steps_per_second is rounded: seconds may be off by "
-                f"{100 * error:.2g} %; a line `{self.trainer.steps_of_run} ..` says them exactly"
+                f"{100 * error:.2g} %; exact times need a line `{self.trainer.steps_of_run} ..`"
             )
         if has_batch and is_rounded and "global_batch" not in columns:
             notes.append(
-                f"{self.path}: batch sizes have {self.trainer.digits} digits in it: --columns "
-                "global_batch=.. says the exact one"
+                f"{self.path}: the log rounds batch sizes to {self.trainer.digits} digits: "
+                "--columns global_batch=.. sets the exact size"
             )
         source = {"source": f"{self.path.name}, iterations timed by {self.trainer.name}"}
         if "tokens" in quantities and "sequence" not in columns:
             notes.append(
-                f"{self.path}: it says no sequence length: {trained.sequence}, the model's"
+                f"{self.path}: the log has no sequence length: rows have {trained.sequence}, the "
+                "model's"
             )
         if self.trainer.note:
             notes = [*notes, f"{self.path}: {self.trainer.note}"]
@@ -314,11 +313,11 @@ class TrainerLog(NamedTuple):
         """Refuse rows without a required column, which the user has to give."""
         if missing := [name for name in required if name not in columns]:
             cells = ",".join(f"{name}=.." for name in missing)
-            kind = f"it is a log of {self.trainer.name}, which"
+            kind = f"this log of {self.trainer.name}"
             if self.trainer is MEGATRON:
-                kind = "it holds no arguments, as `num_layers ..... 48`, and"
+                kind = "the log lists no arguments such as `num_layers ..... 48`, and"
             raise ValueError(
-                f"{self.path}: {kind} does not say {', '.join(missing)}: give --columns {cells}; "
+                f"{self.path}: {kind} does not have {', '.join(missing)}: give --columns {cells}; "
                 f"seconds are {self.trainer.formula}"
             )
 
@@ -335,7 +334,7 @@ class TrainerLog(NamedTuple):
             run_batch = round(statistics.median(finite_sizes or [0]))
             if max(finite_sizes, default=0) > 1.25 * min(finite_sizes, default=0):
                 sizes_text = f"{min(finite_sizes):.3g} to {max(finite_sizes):.3g} sequences"
-                raise ValueError(f"{self.path}: steps have {sizes_text}: give those of one size")
+                raise ValueError(f"{self.path}: steps have {sizes_text}: give steps of one size")
         for line in lines:
             batch = self._whole_batch(line["batch"], columns) if "batch" in line else run_batch
             sequences_per_second = line.get("samples") or (

@@ -28,10 +28,11 @@ class ArgumentTable(NamedTuple):
     sizes: Mapping[str, str]  # {key of a model's file: argument or key}
 
     def notes(self, values: Mapping[str, str], where: str) -> list[str]:
-        """Return notes on ignored arguments and on unknown arguments; `values` is text by name."""
+        """Return notes on ignored and on unknown arguments; `values` is {argument: its text}."""
         notes = []
         for name, text in values.items():
             for record in self.assumptions.get(name, ()):
+                # the value of the argument that switches this one on, if there is such an argument
                 condition = values.get(record["with"], "") if "with" in record else "True"
                 # "=hidden_size" stands for the value of hidden_size
                 agreeing = [

@@ -46,11 +46,11 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     """Convert a config.json to the content of a model file, and return notes on omissions."""
     data = load_json(path)
     notes = [
-        "sequence_tokens is the longest sequence that it takes: set those that are trained",
+        "sequence_tokens is the longest sequence that the model takes: set the length in training",
         "gradient_bytes is 4, as Megatron accumulates by default: set 2 with --grad-reduce-in-bf16",
     ]
     if isinstance(data.get("text_config"), dict):
-        notes.append(f"{path}: text_config is read, what stands beside it is not")
+        notes.append(f"{path}: only text_config is read, without the keys beside it")
         shared = ("architectures", "tie_word_embeddings")
         data = {key: data[key] for key in shared if key in data} | data["text_config"]
     architecture, kind = _architecture(data, str(path))
@@ -58,13 +58,13 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     sizes = {**_DATA["sizes"], "ffn_hidden": kind.ffn_hidden}
     content: dict[str, Any] = {
         "source": f"{Path(path).name} of Hugging Face, architecture {architecture}.",
-        **{name: config.whole(key) for name, key in sizes.items()},
+        **{name: config.integer(key) for name, key in sizes.items()},
     }
     # `null` means as many heads as queries have, and so does a missing key in some architectures
     is_equal = kind.latent or data.get("num_key_value_heads", 0) is None
     if "num_key_value_heads" not in data:
         is_equal = is_equal or kind.equal_heads
-    content["kv_heads"] = content["heads"] if is_equal else config.whole("num_key_value_heads")
+    content["kv_heads"] = content["heads"] if is_equal else config.integer("num_key_value_heads")
     biases = kind.biases == "all" or config.flag("mlp_bias")
     content |= {
         "gated_mlp": True,
@@ -79,7 +79,7 @@ def model_of_config(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     content |= {"norm_biases": False} if biases else {}
     content |= {"qkv_biases": qkv_biases} if qkv_biases != biases else {}
     if qkv_biases and not biases and not (kind.qkv_alone or kind.biases == "qkv"):
-        notes.append("attention_bias: the biases behind attention are left out")
+        notes.append("attention_bias: the bias of attention's output projection is left out")
     has_norms = config.flag("use_qk_norm", kind.qk_norms)
     if has_norms and architecture != "llama4_text":  # its norms have no parameters
         content["qk_norms"] = True
@@ -122,8 +122,8 @@ class _Config(NamedTuple):
             raise ValueError(f"{self.path}: {key} must be true or false, got {value!r}")
         return bool(value)
 
-    def whole(self, key: str, minimum: int = 1, default: int | None = None) -> int:
-        """Return a whole number; a default replaces a missing one or `null`."""
+    def integer(self, key: str, minimum: int = 1, default: int | None = None) -> int:
+        """Return a key's whole number; a default replaces a missing one or `null`."""
         if self.data.get(key) is None and default is not None:
             return default
         if self.data.get(key) is None:
@@ -135,10 +135,10 @@ class _Config(NamedTuple):
 def _heads(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> dict[str, Any]:
     """Read the width of heads, unless it is hidden / heads, and the ranks of latent attention."""
     if kind.latent:
-        latent = {name: config.whole(key) for name, key in _DATA["latent"].items()}
-        if rank := config.whole("q_lora_rank", default=0):
+        latent = {name: config.integer(key) for name, key in _DATA["latent"].items()}
+        if rank := config.integer("q_lora_rank", default=0):
             latent["query_rank"] = rank
-        return {"head_width": config.whole("qk_nope_head_dim"), "mla": latent}
+        return {"head_width": config.integer("qk_nope_head_dim"), "mla": latent}
     width = config.data.get("head_dim", kind.head_width)
     if width is None or width * content["heads"] == content["hidden"]:
         return {}
@@ -165,10 +165,10 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
     if types is not None:
         windowed = types.count("sliding_attention")
     elif "max_window_layers" in data:  # Qwen: the layers from this one on have the window
-        windowed = max(0, layers - config.whole("max_window_layers", minimum=0))
+        windowed = max(0, layers - config.integer("max_window_layers", minimum=0))
     else:
-        older = config.whole("_sliding_window_pattern", default=kind.window_period)
-        period = config.whole("sliding_window_pattern", default=older)
+        older_key = config.integer("_sliding_window_pattern", default=kind.window_period)
+        period = config.integer("sliding_window_pattern", default=older_key)
         windowed = layers - layers // period if period > 1 else layers
     tokens = whole_number(window, f"{config.path}: sliding_window", maximum=MAX_COUNT)
     return {"window_tokens": tokens, "windowed_layers": windowed} if windowed else {}
@@ -176,28 +176,28 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
 
 def _experts(config: _Config, kind: Architecture) -> dict[str, int]:
     """Return the sizes of a mixture of experts as a model file holds them."""
-    # values of keys with which all layers after the dense ones have experts
+    # {key: the value with which all layers after the first dense ones have experts}
     for key, expected in _DATA["equal_layers"].items():
         value = config.data.get(key, expected)
         if value != expected:
             raise ValueError(
-                f"{config.path}: {key} must be {expected}: layers with and without experts in turn "
-                f"cannot be described, got {value!r}"
+                f"{config.path}: {key} must be {expected}, got {value!r}: dense layers after "
+                "layers with experts are not supported"
             )
     experts = {
-        "experts": config.whole(kind.experts),
-        "top_k": config.whole("num_experts_per_tok"),
-        "expert_hidden": config.whole(kind.expert_hidden),
+        "experts": config.integer(kind.experts),
+        "top_k": config.integer("num_experts_per_tok"),
+        "expert_hidden": config.integer(kind.expert_hidden),
     }
     default = 0 if "n_shared_experts" in config.data else kind.shared_experts  # `null` means 0
-    shared = config.whole("n_shared_experts", 0, default)
+    shared = config.integer("n_shared_experts", 0, default)
     if "shared_expert_intermediate_size" in config.data:
-        width = config.whole("shared_expert_intermediate_size", minimum=0)
+        width = config.integer("shared_expert_intermediate_size", minimum=0)
         shared, remainder = divmod(width, experts["expert_hidden"])
         if remainder:
             raise ValueError(
                 f"{config.path}: shared_expert_intermediate_size must be a multiple of "
                 f"{kind.expert_hidden}, {experts['expert_hidden']}, got {width}"
             )
-    dense = config.whole("first_k_dense_replace", 0, kind.dense_layers)
+    dense = config.integer("first_k_dense_replace", 0, kind.dense_layers)
     return experts | {"shared_experts": shared, "dense_layers": dense}

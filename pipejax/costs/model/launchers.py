@@ -188,7 +188,7 @@ def pipeline_launches(
     if layers is not None:
         if len(layers) != table.num_stages:
             raise MismatchError(
-                f"layers are of {len(layers)} stages, the table has {table.num_stages}", "layers"
+                f"layers has {len(layers)} stages, the table has {table.num_stages}", "layers"
             )
         layout = PipelineLayout.with_layers(layers, [0] * len(layers))
     parallelism = {"pipeline_parallel_degree": pipeline.workers, **_order_of_torchtitan(pipeline)}
@@ -278,6 +278,7 @@ class _Job(_Pipeline):
 
 
 def _megatron(job: _Job) -> Options:
+    # `layers` of a stage are recomputed (all: infinite), in groups
     workload, (layers, group, _) = job.workload, job.workload.recomputation
     has_expert_groups = workload.expert_parallel > 1
     dispatcher = "flex" if workload.dispatcher == DISPATCHERS[1] else "alltoall"
@@ -342,18 +343,19 @@ def _undone_overlaps(pipeline: _Pipeline) -> Options:
 
 
 def _unsupported_orders_of_megatron(pipeline: _Pipeline) -> Iterator[str]:
+    """Yield what Megatron-LM lacks for the order of ops, in brackets what it has instead."""
     yield from pipeline.unsupported_rules
     name = "interleaved-1f1b" if pipeline.stages_per_worker > 1 else "1f1b"
     if pipeline.schedule != COMBINED and not pipeline.order(name):
-        yield f"schedule {pipeline.schedule} (1f1b and interleaved-1f1b are there)"
+        yield f"schedule {pipeline.schedule} (it has 1f1b and interleaved-1f1b)"
     elif pipeline.workers > 1 and pipeline.stages_per_worker > 1 and not pipeline.group_size:
         workers, microbatches = pipeline.workers, pipeline.table.num_microbatches
         # no group may be smaller than the workers, not even the last
         sizes = (n for n in range(workers, microbatches + 1) if not 0 < microbatches % n < workers)
         hint = next((f"with --group-size {size}" for size in sizes), f"from {workers} on")
-        yield f"these groups of {microbatches} microbatches (it goes {hint})"
+        yield f"these groups of {microbatches} microbatches (it works {hint})"
     if pipeline.overlaps_experts and pipeline.workers > 1 and pipeline.stages_per_worker < 2:
-        yield "experts beside compute with one stage for each worker (it goes with several)"
+        yield "experts beside compute with one stage for each worker (it needs several)"
 
 
 def _unsupported_by_megatron(job: _Job) -> Iterator[str]:
@@ -369,7 +371,7 @@ def _unsupported_by_megatron(job: _Job) -> Iterator[str]:
             yield "experts beside tensor parallelism without sequence parallelism"
     if job.is_before_blackwell and job.overlaps_tensor:  # needs 1 connection, other overlaps more
         others = {"experts beside compute": job.overlaps_experts, "FSDP": workload.zero > 1}
-        for name in (name for name, is_there in others.items() if is_there):
+        for name in (name for name, is_used in others.items() if is_used):
             pair = f"{name} and tensor parallelism beside compute"
             yield f"{pair} before Blackwell (CUDA_DEVICE_MAX_CONNECTIONS serves one)"
     if job.overlaps_experts:
@@ -392,6 +394,7 @@ def _connections(job: _Job) -> str:
 
 
 def _torchtitan(job: _Job) -> Options:
+    """Return the options with which torchtitan runs a job."""
     workload, has_pipeline = job.workload, job.workers > 1
     shards = workload.data_parallel if workload.zero else 1
     degrees = {
@@ -463,6 +466,7 @@ def _named_placement(pipeline: _Pipeline) -> str | None:
 
 
 def _unsupported_orders_of_torchtitan(pipeline: _Pipeline) -> Iterator[str]:
+    """Yield what torchtitan lacks for the order of ops, in brackets what it has instead."""
     yield from pipeline.unsupported_rules
     if pipeline.has_several_pipes:
         yield "schedules of several pipes"
@@ -477,20 +481,20 @@ def _unsupported_by_torchtitan(job: _Job) -> Iterator[str]:
     workload = job.workload
     is_parallel = workload.tensor_parallel * job.workers > 1
     if workload.data_parallel > 1 and not workload.zero and is_parallel:
-        yield "replicas that split nothing beside other parallelism (ZeRO 1 is there in a pipeline)"
+        yield "replicas that split nothing beside other parallelism (it has ZeRO 1 in a pipeline)"
     # stages of a pipeline keep whole weights and gradients between microbatches, as in ZeRO 1
     if job.workers > 1 and workload.zero > 1:
-        yield f"ZeRO {workload.zero} in a pipeline (0 and 1 are there)"
+        yield f"ZeRO {workload.zero} in a pipeline (it has 0 and 1)"
     if job.workers == 1 and workload.zero == 1:
-        yield "ZeRO 1 without a pipeline (0, 2 and 3 are there)"
+        yield "ZeRO 1 without a pipeline (it has 0, 2 and 3)"
     if workload.zero == 0 and workload.context_parallel > 1:
-        yield "context parallelism of weights that are not split (it goes with ZeRO 1 to 3)"
+        yield "context parallelism of weights that are not split (it needs ZeRO 1 to 3)"
     if workload.tensor_parallel > 1 and not workload.sequence_parallel:
         yield "tensor parallelism without sequence parallelism"
     if workload.has_experts and workload.expert_tensor not in (1, workload.tensor_parallel):
-        yield f"experts in {workload.expert_tensor} parts (1 and as many as of a layer are there)"
+        yield f"experts in {workload.expert_tensor} parts (it has 1 and as many as of a layer)"
     if workload.recompute not in ("none", "full", "half_products"):
-        yield f"recomputation {workload.recompute} (none, full and half_products are there)"
+        yield f"recomputation {workload.recompute} (it has none, full and half_products)"
     if job.has_w and workload.recompute != "none" and not workload.recompute_again:
         yield "W without recomputation of its own (--recompute-again)"
     if workload.rank_order != RANK_ORDERS[0]:
@@ -544,11 +548,11 @@ def _unsupported_by_deepspeed(job: _Job) -> Iterator[str]:
     """Yield the features of a job that DeepSpeed lacks, in brackets those that it has instead."""
     workload, has_pipeline = job.workload, job.workers > 1
     if has_pipeline and not job.order("1f1b"):
-        yield f"schedule {job.schedule} (1f1b is there)"
+        yield f"schedule {job.schedule} (it has 1f1b)"
     if has_pipeline and not job.has_equal_layers:
         yield "stages with unequal layers"
     if has_pipeline and workload.zero > 1:
-        yield f"ZeRO {workload.zero} in a pipeline (0 and 1 are there)"
+        yield f"ZeRO {workload.zero} in a pipeline (it has 0 and 1)"
     # the engine turns `overlap_comm` off at ZeRO 1 and in a pipeline
     if workload.data_parallel > 1 and workload.overlap > 0 and (has_pipeline or workload.zero < 2):
         yield "gradients and weights beside compute (at ZeRO 2 and 3 without a pipeline)"
@@ -560,7 +564,7 @@ def _unsupported_by_deepspeed(job: _Job) -> Iterator[str]:
         yield "experts beside tensor parallelism"
     yield from _unsupported_experts(workload)
     if workload.recompute != "none" and workload.recomputation.layers < math.inf:
-        yield f"recomputation {workload.recompute} (none, full and uniform:N are there)"
+        yield f"recomputation {workload.recompute} (it has none, full and uniform:N)"
 
 
 def _mesh_of_maxtext(degrees: Mapping[str, int], per_node: float) -> Options:
@@ -586,8 +590,9 @@ def _mesh_of_maxtext(degrees: Mapping[str, int], per_node: float) -> Options:
 
 
 def _maxtext(job: _Job) -> Options:
+    """Return the options with which MaxText runs a job."""
     workload = job.workload
-    # replicas hold the experts; if they cannot, `_unsupported_by_maxtext` says so
+    # replicas hold the experts; `_unsupported_by_maxtext` reports jobs in which they cannot
     replicas = max(1, workload.data_parallel // workload.expert_parallel)
     degrees = {
         "tensor_sequence" if workload.sequence_parallel else "tensor": workload.tensor_parallel,
@@ -616,24 +621,24 @@ def _unsupported_by_maxtext(job: _Job) -> Iterator[str]:
     workload, has_pipeline = job.workload, job.workers > 1
     yield from job.unsupported_rules
     if has_pipeline and not job.order("circular", "gpipe"):
-        yield f"schedule {job.schedule} (gpipe and circular are there)"
+        yield f"schedule {job.schedule} (it has gpipe and circular)"
     if has_pipeline and len({*job.layers.tolist()}) > 1:
         yield "stages with unequal layers"
     # all stages are copies of one module; of Gemma 2, it is pairs of layers with and without window
     model, layers = workload.model, int(job.layers[0])
     is_paired = not workload.has_experts and 2 * int(model.windowed_layers) == int(model.layers)
     if has_pipeline and job.layer_kinds > 1 and not (is_paired and layers % 2 == 0):
-        yield f"stages of {layers} layers with and without a window (pairs of both are there)"
+        yield f"stages of {layers} layers with and without a window (it has pairs of both)"
     if has_pipeline and job.table.num_microbatches % job.workers:
-        yield f"{job.table.num_microbatches} microbatches (multiples of {job.workers} are there)"
+        yield f"{job.table.num_microbatches} microbatches (it has multiples of {job.workers})"
     if workload.zero == 2 or (workload.zero == 1 and not has_pipeline):
-        yield f"ZeRO {workload.zero} (0 and 3 are there, 1 in a pipeline)"
+        yield f"ZeRO {workload.zero} (it has 0 and 3, 1 in a pipeline)"
     splits_experts = workload.has_experts and workload.expert_tensor > 1
     if workload.data_parallel % workload.expert_parallel or splits_experts:
         yield "experts beyond the replicas"
     if workload.recompute != "full":
         near = "; its minimal, near none, has no price here"
-        yield f"recomputation {workload.recompute} (full is there{near})"
+        yield f"recomputation {workload.recompute} (it has full{near})"
     if workload.tensor_parallel > 1 and workload.tensor_overlap > 0:
         yield "tensor parallelism beside compute"
     yield from _unsupported_experts(workload)
@@ -691,10 +696,10 @@ class Launcher(NamedTuple):
             features.append("sequence parallelism beside tensor parallelism")
         if job.workload.precision not in self.precisions:
             names = " and ".join(self.precisions)
-            features.append(f"precision {job.workload.precision} ({names} are there)")
+            features.append(f"precision {job.workload.precision} (it has {names})")
         if job.has_w and job.workers > 1 and job.is_compiled and not self.can_compile_w:
             eager = f"--stack {self.stack}{' --tensor-overlap 0' if job.overlaps_tensor else ''}"
-            features.append(f"W in compiled stages (it goes with {eager})")
+            features.append(f"W in compiled stages (it needs {eager})")
         # this overlap needs the option of the compiler, which runs other kernels than the stack
         elif job.overlaps_tensor and self.stack and self.stack == job.stack:
             features.append(f"tensor parallelism beside eager kernels (--stack {self.compiled})")

@@ -140,7 +140,7 @@ class FormSearch:
         factors: Sequence[Factor],
         base: Float[NumpyArray, " costs"],
     ) -> dict[str, Any] | None:
-        """Return the closed form as JSON; None if there is none, or the program is too large."""
+        """Return a run's closed form as JSON; None if there is none or the program is too large."""
         overlaps = run.costs.pair_factor is not None and program.layout.num_pairs
         if overlaps or program.num_nodes > self.nodes_left:
             return None
@@ -271,14 +271,14 @@ def payload(
         raise ArgumentError(
             "eager_below",
             runs[0].links.eager_below,
-            "explore knows no eager_below: its sliders change which messages are buffered; name "
-            "pairs of workers whose messages are, as pair_links 0-1=queued",
+            "explore does not support eager_below: its sliders would change which messages are "
+            "buffered; name the pairs of workers instead, as pair_links 0-1=queued",
         )
     other_phases = {phase for run in choices for phase in run.table.used_phases}
     phases = PagePhases.from_tables(run.table for run in (*runs, *choices))
     used_phases = [phase for run in runs for phase in run.table.used_phases]
     factors, mean, links = list_factors(runs, other_phases), mean_forward(runs), runs[0].links
-    programs = [_programs(run) for run in runs]
+    programs = [_programs_by_model(run) for run in runs]
     bases = [base_costs(run, factors, mean) for run in runs]
     forms: list[dict[str, Any]] = [{} for _ in runs]
     search = FormSearch()
@@ -289,7 +289,7 @@ def payload(
             if isinstance(program, Program) and entry.recorded is None:
                 forms[k][model] = search.form(program, entry.run, factors, bases[k])
     other_parts = [
-        (Explored(run), _programs(run), base_costs(run, factors, mean)) for run in choices
+        (Explored(run), _programs_by_model(run), base_costs(run, factors, mean)) for run in choices
     ]
     count = len(runs) + sum(entry.recorded is not None for entry in explored)
     subtitle = f"{runs[0].workers} workers, {runs[0].microbatches} microbatches"
@@ -306,14 +306,14 @@ def payload(
         "phases": phases.as_json(used_phases),
         "factors": [factor._asdict() for factor in factors],
         "schedules": [
-            _schedule(entry, programs[k], bases[k], factors, phases) | {"forms": forms[k]}
+            _schedule_json(entry, programs[k], bases[k], factors, phases) | {"forms": forms[k]}
             for k, entry in enumerate(explored)
         ],
-        "choices": [_schedule(*parts, factors, phases) for parts in other_parts],
+        "choices": [_schedule_json(*parts, factors, phases) for parts in other_parts],
     }
 
 
-def _programs(run: Evaluation) -> Programs:
+def _programs_by_model(run: Evaluation) -> Programs:
     """Lower the table of a run under every link model; keep all other settings of links."""
     programs: dict[str, Program | ScheduleError] = {}
     for model in LINKS:
@@ -325,7 +325,7 @@ def _programs(run: Evaluation) -> Programs:
     return programs
 
 
-def _schedule(
+def _schedule_json(
     explored: Explored,
     programs: Programs,
     base: Float[NumpyArray, " costs"],
@@ -355,15 +355,15 @@ def _schedule(
         "pipes": run.table.num_pipes,
         "slices": run.table.grammar.slices,
         "peakInFlight": run.peak_in_flight.tolist(),
-        "ops": _ops(run, cells, extra_ops, phases),
-        "messages": _messages(run.program, op_of_cell),
-        "costs": pack({"base": base, "kind": kind_numbers, **_pairs(run)})
+        "ops": _packed_ops(run, cells, extra_ops, phases),
+        "messages": _packed_messages(run.program, op_of_cell),
+        "costs": pack({"base": base, "kind": kind_numbers, **_fused_pairs(run)})
         | {
             "firstPair": run.program.layout.first_pair if run.costs.pair is None else -1,
             "firstLink": run.program.layout.first_link,
         },
         "memory": {
-            **_memory(run, explored.memory or activation_memory(run), op_of_cell),
+            **_packed_memory(run, explored.memory or activation_memory(run), op_of_cell),
             "unit": explored.unit,
             "limits": None if explored.limits is None else explored.limits.tolist(),
             "static": None if explored.static is None else explored.static.tolist(),
@@ -374,13 +374,13 @@ def _schedule(
         "programs": {
             model: {"error": program.reason}
             if isinstance(program, ScheduleError)
-            else _program(program, cells, extra_ops)
+            else _packed_program(program, cells, extra_ops)
             for model, program in programs.items()
         },
     }
 
 
-def _pairs(run: Evaluation) -> dict[str, NumpyArray]:
+def _fused_pairs(run: Evaluation) -> dict[str, NumpyArray]:
     """Return {"pair": (pairs, 2) cost indices of both ops, "overlap": (pairs) overlap factors}."""
     # A pair takes as long as the longer op plus the factor times the shorter op.
     program, layout = run.program, run.program.layout
@@ -398,7 +398,7 @@ def _node_keys(
     return np.stack([np.asarray(field)[nodes] for field in fields], axis=1)
 
 
-def _ops(
+def _packed_ops(
     run: Evaluation,
     cells: Int[NumpyArray, " ops"],
     extra_ops: Int[NumpyArray, "extra_ops fields"],
@@ -422,7 +422,7 @@ def _ops(
     return pack(fields | partners | {"worker": worker, "pipe": pipe}) | {"placement": placement}
 
 
-def _messages(program: Program, op_of_cell: Int[NumpyArray, " cells"]) -> Packed:
+def _packed_messages(program: Program, op_of_cell: Int[NumpyArray, " cells"]) -> Packed:
     """Pack messages with the numbers of their producer ops and consumer ops."""
     messages = program.messages
     cell_of_node = np.zeros(program.num_nodes, int)
@@ -439,7 +439,7 @@ def _messages(program: Program, op_of_cell: Int[NumpyArray, " cells"]) -> Packed
     )
 
 
-def _program(
+def _packed_program(
     program: Program, cells: Int[NumpyArray, " ops"], extra_ops: Int[NumpyArray, "extra_ops fields"]
 ) -> Packed:
     """Pack a program: the edges of each node, as distances to predecessors and indices of lags."""
@@ -466,7 +466,7 @@ def _program(
     )
 
 
-def _memory(
+def _packed_memory(
     run: Evaluation, memory: ActivationMemory, op_of_cell: Int[NumpyArray, " cells"]
 ) -> Packed:
     """Pack changes of activation memory: moment, worker, index of a size, number of such sizes."""

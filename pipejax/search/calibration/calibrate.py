@@ -177,12 +177,12 @@ def calibrate(
     rows = rows.take(np.isfinite(rows.seconds))
     if not len(rows):
         raise ValueError("rows: no step time was measured, there is nothing to fit")
-    system = _on_stack(rows, system)
+    system = _with_stack_of_rows(rows, system)
     problem = _set_up_fit(rows, system, _names(fit), layer_times, general)
-    as_is = problem.as_is()
+    as_is = problem.unchanged_times()  # (rows) [s]
     _check_scale(rows, as_is)
-    none = Folds((), np.zeros((0, len(rows)), bool))
-    folds = none if hold_out is None else read_folds(rows, hold_out, seed=seed)
+    no_folds = Folds((), np.zeros((0, len(rows)), bool))
+    folds = no_folds if hold_out is None else read_folds(rows, hold_out, seed=seed)
     points = np.random.default_rng(seed).standard_normal((starts, len(problem.parameters.names)))
     points[0] = 0.0  # the medians of the priors
     weights = np.tile(problem.weights, (starts, 1))
@@ -222,6 +222,7 @@ class _Fitting(NamedTuple):
     @property
     def weights(self) -> Float[NumpyArray, " rows"]:
         """Return the weight of each row; repeated runs of a configuration share one weight."""
+        # A fold of `fold_by_columns` holds the rows with equal values in these columns.
         # All rows with a layer shape share the model's error for this shape. With full weights,
         # many rows of few shapes would overrule every prior, and absurd numbers would fit these
         # errors. Shapes with a fitted layer factor have no such error.
@@ -233,8 +234,8 @@ class _Fitting(NamedTuple):
         repetitions = is_member.sum(axis=1)[is_member.argmax(axis=0)]
         return configuration_weight * row_weights(self.rows.variance, NOISE) / repetitions
 
-    def as_is(self) -> Float[NumpyArray, " rows"]:
-        """Return the step time of each row [s], as the unchanged system predicts it in all fits."""
+    def unchanged_times(self) -> Float[NumpyArray, " rows"]:
+        """Return the step time [s] of each row that the unchanged system predicts."""
         # NaN stands for the number of the system, and 1 for a layer factor without effect
         values = np.ones((1, len(self.parameters.names)))
         values[:, : self.num_system_numbers] = np.nan
@@ -243,7 +244,7 @@ class _Fitting(NamedTuple):
         return seconds[0]
 
     def residuals(self, points: Points) -> tuple[NumpyArray, NumpyArray]:
-        """Return (.., rows) log(predicted / measured), and slopes by whitened parameters."""
+        """Return log(predicted / measured), and slopes with a further, last axis of parameters."""
         names = self.parameters.names[: self.num_system_numbers]
         values = np.where(self.free, self.parameters.values(points), np.nan)
         seconds, slopes = self.step_times.predict_and_grad(self.system, names, values)
@@ -275,16 +276,13 @@ def _set_up_fit(
     return _Fitting(rows, system, parameters, len(names), step_times, is_free)
 
 
-def _on_stack(rows: MeasuredRows, system: System) -> System:
+def _with_stack_of_rows(rows: MeasuredRows, system: System) -> System:
     """Return the system with the software stack of the rows; all rows must have the same stack."""
     stacks = dict.fromkeys(rows.stack.tolist())
     if len(stacks) > 1:
         names = ", ".join(name or "none" for name in stacks)
-        raise wrong(
-            "stack",
-            f"must be one: rows are of {names}; what is fitted belongs to the software too, so "
-            "calibrate each by itself",
-        )
+        why = "fitted numbers depend on the software, so calibrate the rows of each stack alone"
+        raise wrong("stack", f"must be the same in all rows, got {names}: {why}")
     name = next(iter(stacks))
     return load_stack(name).on(system) if name else system
 
@@ -303,10 +301,8 @@ def _check_scale(rows: MeasuredRows, as_is: NumpyArray) -> None:
     if not is_unit and 1 / MAX_FACTOR < factor < MAX_FACTOR:
         return
     guess = f", as if they were {nearest_unit}" if is_unit else ""
-    raise wrong(
-        "seconds",
-        f"must be of this machine: the median row took {factor:.3g} times what is predicted{guess}",
-    )
+    text = f"the median row took {factor:.3g} times the predicted time{guess}"
+    raise wrong("seconds", f"must be times of this machine in seconds: {text}")
 
 
 class _FitChoice(NamedTuple):
@@ -397,13 +393,15 @@ def _result(
     seconds: float,
 ) -> Calibration:
     """Return the result of a fit; a residual is log(predicted / measured)."""
-    # `fold_residual[k]`: all rows in the fit without those of fold k. `best`: index of a start.
+    # `fold_residual[k]`: all rows, in the fit that leaves out fold k. `best`: index of the best
+    # start. `comparison`: (rows) times of the unchanged system [s], and the choice of the numbers.
     rows, residual, noise = problem.rows, minimum.residual[best], float(minimum.noise[best])
     predicted = rows.seconds * np.exp(residual)
     values = problem.parameters.values(minimum.point)
     fitted = fitted_numbers(problem.parameters, minimum, best, problem.num_system_numbers)
     numbers = tuple(itertools.compress(fitted[: problem.num_system_numbers], problem.free))
     layer_factors = fitted[problem.num_system_numbers :]
+    # residuals of the rows that each fold leaves out
     by_fold = [row[is_out] for row, is_out in zip(fold_residual, folds.left_out, strict=True)]
     left_out_residual = (fold_residual * folds.left_out).sum(axis=0)
     num_folds = folds.left_out.sum(axis=0)  # number of folds that leave out each row
@@ -454,6 +452,7 @@ def _errors(residual: NumpyArray, measured: NumpyArray) -> PredictionErrors:
 def _outliers(
     rows: MeasuredRows, predicted: NumpyArray, residual: NumpyArray, is_far: NumpyArray
 ) -> tuple[Outlier, ...]:
+    """List the rows marked in `is_far`, the largest residual first."""
     order = np.argsort(-np.abs(residual), kind="stable")
     return tuple(
         Outlier(
@@ -478,8 +477,8 @@ def _remarks(residual: Float[NumpyArray, " rows"]) -> tuple[str, ...]:
     cut = min_rows + int(inner_gaps.argmax())
     factor = math.exp(float(np.median(ordered[cut:]) - np.median(ordered[:cut])))
     return (
-        f"{cut} of {len(ordered)} rows take about {factor:.3g} times as long, beside what the "
-        "others say: they are of another unit, stack or machine, and no fit meets both kinds",
+        f"{cut} of {len(ordered)} rows took about {factor:.3g} times as long as the other rows "
+        "suggest: their unit, stack or machine differs, and no fit matches both groups",
     )
 
 

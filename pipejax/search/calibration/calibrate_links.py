@@ -93,8 +93,8 @@ def calibrate_links(
     if errors.mape > MAX_ERROR:
         ratio = float(np.median(rows.seconds / predicted))
         raise ValueError(
-            f"{rows.source}: the fitted times are {errors.mape:.3g} % off in the mean, the "
-            f"measured ones {ratio:.3g} times as long in the median: {hint}"
+            f"{rows.source}: fitted times differ by {errors.mape:.3g} % in the mean, and measured "
+            f"times are {ratio:.3g} times the fitted times in the median: {hint}"
         )
     spreads = np.abs(minimum.point[0])
     if spreads.max() > MAX_SPREADS:

@@ -93,7 +93,7 @@ def _loss(
     second: Callable[[NumpyArray], NumpyArray],
     bend: Callable[[NumpyArray], NumpyArray] | None = None,
 ) -> Loss:
-    """Build a loss from rho, its two derivatives and its curvature for steps."""
+    """Build a loss from rho, rho', rho'', and the curvature for steps (`bend`; default: rho'')."""
     mean_square = _normal_mean(slope(_NORMAL) ** 2)
     # integration by parts: for normal z, mean(rho''(z)) = mean(z rho'(z))
     curvature = _normal_mean(_NORMAL * slope(_NORMAL))
@@ -121,8 +121,7 @@ def robust_fit(
     losses: tuple[Loss, ...] = (HUBER, STUDENT),
 ) -> RobustFit:
     """Fit the model from each start point by Levenberg-Marquardt, with row weights per start."""
-    # A row of weight 0 has no influence, but a residual. Each loss starts at the minimum of the
-    # last.
+    # A row of weight 0 has a residual, but no influence. Each loss starts at the previous minimum.
     size = len(starts)
     point = np.array(starts, float)
     residual, jacobian = (np.array(array, float) for array in model(point))
@@ -160,7 +159,7 @@ def _step(
     # The damping depends on a step's gain over the gain that the linear model predicts (Nielsen,
     # 1999). A step that does not lower the objective is rejected, and the next one is damped more.
     point, residual, jacobian, noise, damping, growth = state
-    z = residual / noise[:, None]  # axes b, r, p below are fits, rows and parameters
+    z = residual / noise[:, None]  # (fits, rows); in `einsum`, b is fits, r rows, p parameters
     gradient = np.einsum("brp,br->bp", jacobian, loss.factor * weights * loss.slope(z))
     gradient = gradient / noise[:, None] + point
     curvature = _information(state, weights, loss, loss.bend) + np.eye(point.shape[1])

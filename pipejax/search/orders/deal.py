@@ -61,7 +61,7 @@ class StepCosts(NamedTuple):
         """Stack the costs of steps, each with an artificial microbatch of least costs."""
         # Lower bounds use the artificial microbatch. Example: 4 real and one artificial microbatch
         # per step. Then step 0 has the members 0 to 4, and step 1 the members 5 to 9.
-        by_member, by_step = {}, {}
+        by_member, by_step = {}, {}  # {field: (members, ...) or (steps, ...) times [s]}
         fields_by_step = [vars(with_shortest(costs)) for costs in step_costs]
         for name in FIELDS:
             times = [fields[name] for fields in fields_by_step]
@@ -185,7 +185,7 @@ def _check_replicas(table: ScheduleTable, step_costs: list[Costs], replicas: int
         costs.check_values()
         if not costs.per_microbatch():
             raise ValueError(
-                "costs do not differ by microbatch: any deal is as good, give costs of shape "
+                "costs do not differ by microbatch, so all deals are equal: give costs of shape "
                 f"(stages, {size * replicas})"
             )
         for name, time in vars(costs).items():
@@ -196,7 +196,7 @@ def _check_replicas(table: ScheduleTable, step_costs: list[Costs], replicas: int
                 )
             if differs_by_microbatch(name, time) and shape[-1] != size * replicas:
                 raise MismatchError(
-                    f"{name} is of {shape[-1]} microbatches, {replicas} replicas of {size} "
+                    f"{name} has {shape[-1]} microbatches, but {replicas} replicas of {size} "
                     f"microbatches have {size * replicas}"
                 )
     return replicas
@@ -241,6 +241,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         self._update_best()
 
     def _start_from_baselines(self, greedy: Members) -> None:
+        """Start each step from its fastest simple deal; `greedy` deals the longest first."""
         steps, replicas, size = self._shape
         members = np.tile(np.arange(replicas * size), (steps, 1))
         random = self.rng.permuted(np.tile(members, (NUM_RANDOM, 1, 1)), axis=2)
@@ -248,8 +249,8 @@ class DealSearch(LocalSearch[list[Deal]]):
         round_robin = members.reshape(steps, size, replicas).swapaxes(1, 2)
         fixed = np.stack([blocks, round_robin, greedy])
         deals = np.concatenate([fixed, random.reshape(NUM_RANDOM, *self._shape)])
-        orders = self._first_member + deals
-        times = self.times(orders)
+        orders = self._first_member + deals  # (deals, steps, replicas, microbatches)
+        times = self.times(orders)  # (deals, steps, replicas) [s]
         self._order, self._times = orders[2].copy(), times[2].copy()
         all_steps = np.arange(steps)
         single_replicas = np.tile(np.arange(replicas)[:, None], (steps, 1, 1))
@@ -277,7 +278,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         return makespans.reshape(orders.shape[:-1])
 
     def step(self, iteration: int) -> None:
-        """Improve all pairs of replicas once."""
+        """Improve all pairs of replicas once; deals without recent gain first change at random."""
         steps = np.flatnonzero(~self._are_optimal())
         if len(stuck := steps[self._idle_rounds[steps] >= PATIENCE]):
             self._shake(stuck)
@@ -311,7 +312,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         members = self._order[group_index]  # (steps, groups, replicas, microbatches)
         sequences = members.reshape(*groups.shape[:2], -1)  # the members of a group in one axis
         moves = self._moves(groups.shape)  # (moves, replicas, microbatches)
-        # many moves give a replica the same order of members, which runs once
+        # many moves give a replica the same order of members (`rows`), which runs once
         size = members.shape[-1]
         rows, move_rows = np.unique(moves.reshape(-1, size), axis=0, return_inverse=True)
         times = self.times(sequences[..., rows])[..., move_rows.reshape(moves.shape[:2])]

@@ -149,6 +149,7 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
 
     def times(self, orders: Orders) -> Float[NumpyArray, " orders"]:
         """Return the makespan [s] of each placement; placements with equal costs run once."""
+        # equal rows of `choices` mean equal costs
         keys = [row.tobytes() for row in self._placed.choices(orders)]
         new_orders = {
             key: order
@@ -156,9 +157,8 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
             if key not in self._times_by_key
         }
         if new_orders:
-            new_times = batched_makespans(
-                self.program, self.order_costs, np.stack([*new_orders.values()]), self.batch
-            )
+            unseen = np.stack([*new_orders.values()])
+            new_times = batched_makespans(self.program, self.order_costs, unseen, self.batch)
             self._times_by_key.update(zip(new_orders, new_times.tolist(), strict=True))
             self.evaluated += len(new_orders)
         return np.array([self._times_by_key[key] for key in keys])
@@ -176,15 +176,14 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
 def _check_eager(placed: PlacedCosts, links: Links) -> None:
     is_eager = placed.messages["transmit"] < links.eager_below
     if (is_eager != is_eager[0]).any():
-        raise wrong(
-            "eager_below",
-            f"= {links.eager_below:g} s lies between what a message takes in a node "
-            "and between nodes: a search of places needs one that both are above or below",
+        reason = (
+            "some messages are shorter inside a node, and longer between nodes: their link model"
         )
+        raise wrong("eager_below", f"= {links.eager_below:g} s: {reason} would change with places")
 
 
 def cut_bound(placed: PlacedCosts, program: Program) -> float:
-    """Return a lower bound [s] on the makespan of any placement, as the module describes."""
+    """Return a lower bound [s] on the makespan of any placement on several nodes."""
     # An edge joins two workers that exchange messages. It is cut if they are on different nodes.
     graph = _WorkerGraph.from_placed(placed)
     num_edges = graph.edges.shape[1]
@@ -212,7 +211,8 @@ class _WorkerGraph(NamedTuple):
 
     @classmethod
     def from_placed(cls, placed: PlacedCosts) -> "_WorkerGraph":
-        placement = placed.table.placement
+        # stages 0 1 2 3 on workers 0 1 0 1 have the edge (0, 1) at all three boundaries
+        placement = placed.table.placement  # (pipes, stages)
         ends = np.sort(np.stack([placement[:, :-1], placement[:, 1:]]), axis=0)
         is_crossed = ends[0] != ends[1]
         edges, edge = np.unique(ends[:, is_crossed], axis=1, return_inverse=True)

@@ -58,11 +58,11 @@ class TransferGraph:
 
 
 def transfer_graph(table: ScheduleTable, costs: Costs, links: Links) -> TransferGraph:
-    """Lower and price a table under rendezvous, and return its graph without queues."""
+    """Lower and price a table under rendezvous; return its graph, without the waits in queues."""
     ops_table = without_transfers(table)
     program, vector = lower_and_price(ops_table, costs, links)
     messages = program.messages
-    # at least three columns; a transfer waits for its producer, columns 1 and 2 stay free
+    # A transfer waits for its producer in column 0. Columns 1 and 2 stay free for its two queues.
     preds = np.pad(program.preds, ((0, 0), (0, max(0, 3 - program.max_preds))))
     preds[messages.carrier] = SOURCE
     preds[messages.carrier, 0] = messages.producer
@@ -335,7 +335,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
             check_finite(self.graph.duration.max() * len(self.graph.duration), costs)
         table_order, table_makespan = _table_order(table, costs, links)
         by_producer = producer_order(self.graph.table, links)
-        _, by_pytorch = self._run(None, waits=True)
+        _, by_pytorch = self._run_order(None, waits=True)
         times = heads_and_tails(self.graph)
         self.free_bound, self.lower_bound = times.makespan, queue_bound(self.graph, times)
         waits = WaitsFor.from_preds(self.graph.preds)
@@ -359,10 +359,9 @@ class TransferSearch(LocalSearch[TransferOrder]):
 
     def _greedy_orders(self) -> Iterator[Order]:
         """Yield greedy orders, built forwards and backwards, until an order reaches the bound."""
-        for urgency, (k, (_, tail, _)) in itertools.product(
-            URGENCIES, enumerate([*self._best_greedy])
-        ):
-            order, end = self._greedy_order(k, tail, urgency)
+        tails = [tail for _, tail, _ in self._best_greedy]  # for orders built forwards, backwards
+        for urgency, k in itertools.product(URGENCIES, (0, 1)):
+            order, end = self._greedy_order(k, tails[k], urgency)
             yield order
             if end <= self.lower_bound * (1 + self.precision):
                 return
@@ -379,13 +378,13 @@ class TransferSearch(LocalSearch[TransferOrder]):
 
     def best_so_far(self) -> tuple[TransferOrder, float]:
         """Return the best order so far, and its makespan [s]."""
-        ordered, makespan = self._run(self.best, waits=True)
+        ordered, makespan = self._run_order(self.best, waits=True)
         if makespan > self.value * (1 + self.precision):  # slower because the end waits for SENDs
-            ordered, makespan = self._run(self.best, waits=False)
+            ordered, makespan = self._run_order(self.best, waits=False)
         best = TransferOrder(self.best, ordered, self._arguments[1], self.free_bound)
         return best, makespan
 
-    def _run(self, order: Order | None, *, waits: bool) -> tuple[ScheduleTable, float]:
+    def _run_order(self, order: Order | None, *, waits: bool) -> tuple[ScheduleTable, float]:
         """Return a table in an order of transfers (default: PyTorch's), and its makespan [s]."""
         costs, links = self._arguments
         ordered = with_transfers(self.graph.table, order, links, waits=waits)

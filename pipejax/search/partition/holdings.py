@@ -96,7 +96,7 @@ def dense_layers(model: Model) -> int:
 def price_holdings(
     workload: Workload, system: System, table: ScheduleTable, may_hold: Callable[[Costs], bool]
 ) -> HoldingPrices:
-    """Price each holding that `may_hold` admits, on every stage."""
+    """Price each holding (layers, embedding and head of a stage) that `may_hold` admits."""
     # `may_hold` gets the costs of a table with this holding on every stage. If it refuses a
     # holding, it also refuses holdings with more layers.
     stages, pricing = table.num_stages, _Pricing(workload, system, table)
@@ -238,9 +238,9 @@ class Splits:
         points = holding_index[dense, layers - dense, mtp.astype(int)]
         points = points[(points >= 0).all(axis=1)]
         points = points[self.may_hold[points, np.arange(self.stages)].all(axis=1)]
-        return points[self._fit(points)]
+        return points[self._fits_memory(points)]
 
-    def _fit(self, points: Points) -> Bool[NumpyArray, " points"]:
+    def _fits_memory(self, points: Points) -> Bool[NumpyArray, " points"]:
         """Return for each split whether it fits in memory."""
         if self.held is None:
             return np.ones(len(points), bool)
@@ -266,9 +266,9 @@ def default_layouts(workload: Workload, table: ScheduleTable) -> dict[str, Pipel
     # counts embedding and loss as a layer each, and gives the remainder to the first stages. MTP
     # layers are on the last stage.
     layers, stages = int(workload.model.layers), table.num_stages
-    layers_by_name = {name: _even(layers, stages, ends) for name, ends in ENDS.items()}
-    layers_by_name["megatron, first and last set"] = _first_and_last(layers, table)
-    layers_by_name["torchtitan"] = _even(layers, stages, (1, 1), allows_remainder=True)
+    layers_by_name = {name: _even_split(layers, stages, ends) for name, ends in ENDS.items()}
+    layers_by_name["megatron, first and last set"] = _split_with_equal_middle(layers, table)
+    layers_by_name["torchtitan"] = _even_split(layers, stages, (1, 1), allows_remainder=True)
     with contextlib.suppress(MismatchError):  # there may be fewer layers than stages
         units = workload.embedding_units, workload.loss_units
         layers_by_name["by stage shares"] = stage_layers(workload.model, table, units).tolist()
@@ -280,10 +280,10 @@ def default_layouts(workload: Workload, table: ScheduleTable) -> dict[str, Pipel
     }
 
 
-def _even(
+def _even_split(
     layers: int, stages: int, ends: tuple[int, int], *, allows_remainder: bool = False
 ) -> list[int] | None:
-    """Split layers evenly; return None if that is impossible."""
+    """Return the number of layers of each stage in an even split, or None if there is none."""
     # `ends` are the layers that embedding and loss count as; a remainder goes to the first stages
     per_stage, remainder = divmod(layers + sum(ends), stages)
     if not per_stage or (remainder and not allows_remainder):
@@ -294,9 +294,9 @@ def _even(
     return split
 
 
-def _first_and_last(layers: int, table: ScheduleTable) -> list[int] | None:
+def _split_with_equal_middle(layers: int, table: ScheduleTable) -> list[int] | None:
     """Return the most even split with equal layers on all workers but the first and the last."""
-    # It is None if no such split exists.
+    # It is None if no such split exists. 13 layers on 4 workers become 3 3 3 4.
     workers = table.num_workers
     per_worker, remainder = divmod(table.num_stages, workers)
     if remainder or workers < 3 or layers % per_worker:

@@ -43,7 +43,8 @@ class PathCuts:
 
     def __init__(self, program: Program, prices: HoldingPrices) -> None:
         self.program, self.prices = program, prices
-        # edges are sorted by tail: edges first_edge[n] .. first_edge[n + 1] - 1 leave node n
+        # An edge goes from its tail, a predecessor, to its head; `column` is its place in `preds`.
+        # Edges are sorted by tail: edges first_edge[n] .. first_edge[n + 1] - 1 leave node n.
         preds = np.asarray(program.preds)
         head, column = np.nonzero(preds != SOURCE)
         order = np.argsort(preds[head, column], kind="stable")
@@ -56,7 +57,7 @@ class PathCuts:
         self.cuts: list[Cut] = []
 
     def new_cuts(self, run: HostRun, vector: Float[NumpyArray, " costs"]) -> list[Cut]:
-        """Return new cuts from the critical path and from the longest path through each worker."""
+        """Return new cuts: lengths of long paths of a run as sums over the stages of any split."""
         new_cuts = []
         for positions in self._paths(run):
             counts = np.bincount(positions, minlength=self.program.layout.size)
@@ -69,7 +70,7 @@ class PathCuts:
     def lower_bounds(
         self, points: Int[NumpyArray, "points stages"], begin: int = 0
     ) -> Float[NumpyArray, " points"]:
-        """Return the longest path of each split [s], among the cuts from `begin` on."""
+        """Return the longest path [s] of each split, among the cuts from `begin` on."""
         longest = np.zeros(len(points))
         stages = np.arange(points.shape[1])
         for cut in self.cuts[begin:]:
@@ -77,21 +78,21 @@ class PathCuts:
         return longest
 
     def _paths(self, run: HostRun) -> Iterator[list[int]]:
-        """Yield the critical path and paths through each worker, as indices in the cost vector."""
+        """Yield the critical path and two paths through each worker, as indices of their costs."""
         to_end = longest_path.times_to_end(run.preds, run.duration, run.lag)
         path_length = run.finish + to_end  # length of the longest path through each node
         for nodes in (np.arange(1, len(to_end)), *self.worker_nodes):
             if len(nodes):
                 node = int(nodes[path_length[nodes].argmax()])
-                yield self._costs_before(run, node) + self._costs_after(run, to_end, node)
+                yield self._indices_before(run, node) + self._indices_after(run, to_end, node)
         index = np.asarray(self.program.duration_index)
         for nodes in self.worker_nodes:  # a path over all ops of a worker
             if len(nodes):
-                to_first_end = self._costs_before(run, int(nodes[0]))
-                from_last_end = self._costs_after(run, to_end, int(nodes[-1]))
+                to_first_end = self._indices_before(run, int(nodes[0]))
+                from_last_end = self._indices_after(run, to_end, int(nodes[-1]))
                 yield to_first_end + index[nodes[1:]].tolist() + from_last_end
 
-    def _costs_before(self, run: HostRun, node: int) -> list[int]:
+    def _indices_before(self, run: HostRun, node: int) -> list[int]:
         """List indices in the cost vector along the longest path to the end of a node."""
         program, positions = self.program, []
         while node != SOURCE:
@@ -100,7 +101,7 @@ class PathCuts:
             node = int(run.preds[node, column])
         return positions
 
-    def _costs_after(
+    def _indices_after(
         self, run: HostRun, to_end: Float[NumpyArray, " nodes"], node: int
     ) -> list[int]:
         """List indices in the cost vector along the longest path from the end of a node."""
@@ -207,22 +208,21 @@ class SplitProgram:
         self.point: Columns = np.zeros(len(self.holding) + stages)
         self.is_open, self.is_whole = True, False
         self._constraints: list[tuple[Any, NumpyArray, NumpyArray]] = []  # matrix, low, high
-        on_stage = (self.stage == np.arange(stages)[:, None]) * 1.0
+        on_stage = (self.stage == np.arange(stages)[:, None]) * 1.0  # (stages, variables)
         self._add(on_stage, 1.0, 1.0)  # each stage has exactly one holding
-        self._order(on_stage, layers)
+        self._require_layer_order(on_stage, layers)
         totals = {"layers": model.layers, "dense": dense_layers(model), "mtp": model.mtp_layers > 0}
         for name, total in totals.items():  # the stages together have all layers of each kind
             self._add(self.prices.counts(name)[None, self.holding] * 1.0, int(total), int(total))
         if splits.held is not None:
             self._limit_memory(splits.held, splits.capacity)
 
-    def _order(self, on_stage: Matrix, layers: Int[NumpyArray, " holdings"]) -> None:
+    def _require_layer_order(self, on_stage: Matrix, layers: Int[NumpyArray, " holdings"]) -> None:
         """Require dense layers before MoE layers, and MTP layers last."""
         # The variable `begun` of a stage is 1 if MoE layers have begun: 0 0 1 1. It never falls.
         stages = len(on_stage)
-        has_dense, has_moe = (
-            self.prices.counts(name)[self.holding] > 0 for name in ("dense", "moe")
-        )
+        counts = self.prices.counts
+        has_dense, has_moe = (counts(kind)[self.holding] > 0 for kind in ("dense", "moe"))
         # coefficients of `begun` of the stage, and of `begun` of the stage before it
         begun, begun_before = np.eye(stages), np.eye(stages, k=-1)
         self._add(on_stage * has_moe, -np.inf, 0.0, begun=-begun)  # has_moe <= begun
@@ -238,8 +238,10 @@ class SplitProgram:
         self.restrict(np.hstack([rows, begun]), low, high)
 
     def _limit_memory(self, held: HeldCounts, capacity: float) -> None:
+        """Require that each worker's memory stays within its capacity [B]."""
         prices, variable = self.prices, (self.holding, self.stage)
-        # for each worker: (stages), (stages) and (parts, stages, moments) of possible peaks
+        # for each worker: (stages) copies and stashed versions of weights, (parts, stages, moments)
+        # activations that it holds at the moments of possible peaks
         for copies, stashed, parts in zip(
             held.copies, held.stashed, held.parts.swapaxes(0, 1), strict=True
         ):
@@ -322,9 +324,9 @@ _PROGRAM = (
 
 
 def _solve_in_process(arguments: Mapping[str, Any]) -> Any:
-    process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    """Solve in a process of its own, which an interrupt can end."""
+    command, pipe = [sys.executable, "-c", _PROGRAM], subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
     with process, if_interrupted(process.kill):
         try:
             answer, _ = process.communicate(pickle.dumps(arguments))

@@ -78,8 +78,8 @@ class SplitSearch:
         self.bound = 0.0
         self.baselines: dict[str, Split] = {}
 
-    def run(self, layout: PipelineLayout) -> Split:
-        """Evaluate a split with the exact costs and the links."""
+    def evaluate_layout(self, layout: PipelineLayout) -> Split:
+        """Return the step time and memory of a layout, from a run with the exact costs."""
         if layout not in self.splits_run:
             workload = dataclasses.replace(self.workload, pipeline_layout=str(layout))
             costs = stage_costs(workload, self.system, self.table)
@@ -111,12 +111,12 @@ class SplitSearch:
         start_time = time.monotonic()
         deadlines = {name: start_time + share * seconds for name, share in END_SHARES.items()}
         for name, layout in self.defaults.items():
-            self.baselines[name] = self.run(layout)
+            self.baselines[name] = self.evaluate_layout(layout)
         if not self.splits_run:  # too few layers for any runtime: put a layer on each first stage
             num_stages, model = self.table.num_stages, self.workload.model
             layers = [int(stage < int(model.layers)) for stage in range(num_stages)]
             mtp = [0] * (num_stages - 1) + [int(model.mtp_layers)]
-            self.run(PipelineLayout.with_layers(layers, mtp))
+            self.evaluate_layout(PipelineLayout.with_layers(layers, mtp))
         self._prepare()
         self._improve(self._relax(deadlines["relaxation"]), deadlines["local search"])
         self._solve_exactly(start_time + seconds)
@@ -125,7 +125,7 @@ class SplitSearch:
         return "time" if time.monotonic() - start_time >= seconds else "tolerance"
 
     def _prepare(self) -> None:
-        """Price all possible holdings, and add the paths of all evaluated splits."""
+        """Set up the integer program with prices of all holdings and paths of evaluated splits."""
         first = dataclasses.replace(self.workload, pipeline_layout=str(next(iter(self.splits_run))))
         costs = stage_costs(first, self.system, self.table)
         self.program, _ = lower_and_price(self.table, costs, self.links)
@@ -201,7 +201,7 @@ class SplitSearch:
             self.on_split()
             layout = self.prices.layout(program.shares.argmax(axis=0))
             is_new = layout not in self.splits_run
-            self.run(layout)
+            self.evaluate_layout(layout)
             _, has_new_path = self._add_paths(program.shares)
             is_new |= has_new_path
             was_exact = program.gap == 0
@@ -214,14 +214,14 @@ class SplitSearch:
             self._raise_bound(run_solution, deadline)
 
     def _improve(self, relaxed_shares: Shares | None, deadline: float) -> None:
-        """Improve the best split and the rounded relaxation by moving one layer at a time."""
+        """Move single layers while this shortens the best split or the rounded relaxation."""
         starts: list[Point] = []
         if self.best is not None:
             starts += [*self.splits.from_layout(self.best.layout)]
         if relaxed_shares is not None:
             starts += [*self.splits.from_shares(relaxed_shares)]
         for point in starts:
-            step_time = self.run(self.prices.layout(point)).step_time
+            step_time = self.evaluate_layout(self.prices.layout(point)).step_time
             while (faster := self._faster_neighbour(point, step_time, deadline)) is not None:
                 point, step_time = faster
 
@@ -236,7 +236,7 @@ class SplitSearch:
             num_cuts, k = len(self.paths.cuts), int(bounds.argmin())
             if bounds[k] >= step_time * (1 - integer_program.SLACK):
                 break
-            new_step_time = self.run(self.prices.layout(neighbours[k])).step_time
+            new_step_time = self.evaluate_layout(self.prices.layout(neighbours[k])).step_time
             self._add_paths(self.splits.shares(neighbours[k]))
             if new_step_time < step_time * (1 - integer_program.SLACK):
                 return neighbours[k], new_step_time
@@ -312,7 +312,7 @@ def layers(
     )
     check_local_search(0, 0, time_limit)
     if workload.pipeline_layout:
-        raise wrong("pipeline_layout", "is what is searched here: leave it out")
+        raise wrong("pipeline_layout", "is the result of this search: leave it out")
     links = link if isinstance(link, Links) else Links(link)
 
     def tell_split() -> None:
@@ -331,11 +331,12 @@ def layers(
 
 
 def _current_result(search: SplitSearch, stopped: str) -> Found[Partition]:
+    """Return the best split so far; `stopped` says why the search ended."""
     best = search.best
     if best is None:
         need = min(split.memory_bytes for split in search.splits_run.values())
         raise ValueError(
-            f"nothing fits: the smallest need found is {need / 1e9:.1f} GB per accelerator; the "
+            f"no split fits: the smallest need is {need / 1e9:.1f} GB per accelerator, and the "
             f"system has {search.capacity / 1e9:.1f} GB"
         )
     workload = dataclasses.replace(search.workload, pipeline_layout=str(best.layout))

@@ -124,7 +124,7 @@ class Candidate:
         )
 
     def scaled(self, what: str, rules: Sequence[str], *assumes: str) -> "Candidate":
-        """Return the candidate with scaled costs and the same table."""
+        """Return the candidate with costs scaled by rules such as "F@stage0*1.5"."""
         edit = self.scenario.find_edit(ScaledTimes)
         if edit is not None:
             edit.check_places(self.table)
@@ -167,18 +167,19 @@ def first_candidate(scenario: Scenario, layers: Sequence[int] | None = None) -> 
     costs = scenario.source.with_stages(table.num_stages)
     if table.updates_within:
         raise ValueError(
-            f"{table.name} updates weights before its end: an asynchronous schedule has no step to "
-            "explain; pipejax sensitivity says what bounds it"
+            f"{table.name} updates weights during a step: an asynchronous schedule has no step to "
+            "explain; pipejax sensitivity names its bottleneck"
         )
     fixed = scenario.replace(edits=edits, costs=costs)
     return Candidate(fixed, layers=_check_layers(layers, scenario))
 
 
 def _check_layers(layers: Sequence[int] | None, scenario: Scenario) -> tuple[int, ...]:
+    """Return the number of layers of each stage; empty if it is unknown."""
     if layers is None:
         return ()
     if scenario.source.workload is not None:
-        raise wrong("stage_layers", "go with measured times: a model has its own layers")
+        raise wrong("stage_layers", "need measured times: a model has its own layers")
     counts, stages = [whole_number(c, "stage_layers") for c in layers], scenario.table().num_stages
     if len(counts) != stages:
         raise MismatchError(
@@ -212,7 +213,7 @@ class Memory:
         if candidate.memory_bytes is not None:
             return candidate.memory_bytes
         table = candidate.table
-        # The unit is an activation of the first run on the worker with the most layers. All
+        # The unit is an activation of the first run, on the worker with the most layers. All
         # candidates divide the same minibatch, so fewer microbatches are larger.
         first = self.begin.table
         size = first.num_microbatches / table.num_microbatches
@@ -256,7 +257,7 @@ def run_launch(scenario: Scenario, launcher: str, layers: Sequence[int] = ()) ->
     name = find_launcher(launcher).name
     if name not in by_name:
         names = ", ".join(by_name)
-        reason = f"got {name}, whose options need the batch size of a model: leave it out"
+        reason = f"got {name}, whose options need a model's batch size: leave --launcher out"
         raise wrong("launcher", f"must be one of {names} at measured times, {reason}")
     return by_name[name]
 

@@ -75,17 +75,17 @@ def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[
     table, scenario = run.table, run.scenario
     if not can_change_schedule(run):
         return
-    ops = table.num_workers * table.num_microbatches
+    is_small = table.num_workers * table.num_microbatches <= MAX_OPS_PLANNED
     if names is None:
-        names = [name for name in REGISTRY if ops <= MAX_OPS_PLANNED or name not in SLOWLY_PLANNED]
+        names = [name for name in REGISTRY if is_small or name not in SLOWLY_PLANNED]
         workload = scenario.source.workload
         if workload is not None and workload.has_experts and workload.expert_parallel > 1:
             names.append(COMBINED)
     has_host = scenario.table_costs().offload is not None
     size = {"num_workers": table.num_workers, "num_microbatches": table.num_microbatches}
     for name in names:
-        takes = find(name).options
-        if "slices" in takes or ("offload" in takes and not has_host):
+        option_names = find(name).options
+        if "slices" in option_names or ("offload" in option_names and not has_host):
             continue  # the measured op times are not those of slices
         for options in _stage_options(run, name):
             if (name, options) == (scenario.schedule, scenario.options):
@@ -109,7 +109,7 @@ def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[
 
 
 def _stage_options(run: Candidate, name: str) -> list[dict[str, int]]:
-    """List the options of a schedule for all possible numbers of stages per worker."""
+    """List options of a schedule, such as {"waves": 2}, for all numbers of stages per worker."""
     builder, workload, workers = find(name), run.scenario.source.workload, run.table.num_workers
     if builder.planned or not {"stages_per_worker", "waves"} & {*builder.options}:
         return [{}]
@@ -128,14 +128,14 @@ def _stage_options(run: Candidate, name: str) -> list[dict[str, int]]:
 
 def _edge_rules(old: Candidate, new: Candidate) -> list[str]:
     """Return scaling rules that keep embedding and head whole if measured stages are divided."""
-    # If stages of 6 6 6 9 s are divided into two parts each, even parts take 3 3 3 3 3 3 4.5 4.5 s.
+    # If stages of 6 6 6 9 s become two parts each, even parts take 3 3 3 3 3 3 4.5 4.5 s.
     # The rules make them 3 3 3 3 3 3 3 6 s, because the head cannot be divided.
     num_measured, num_stages = old.table.num_stages, new.table.num_stages
     is_divided = num_stages > num_measured and num_stages % num_measured == 0
     if new.scenario.source.workload is not None or not is_divided:
         return []
     costs = vars(new.scenario.source.levels(new.table)[0])
-    layers, rules = np.array(old.layers or [1] * num_measured), []
+    layers, rules = np.array(old.layers or [1] * num_measured), []  # (measured stages)
     for phase in sorted(new.table.used_phases):
         field = PHASE_FIELDS.get(phase.name, "")
         if field not in GROUPS["compute"] or np.shape(costs[field])[:1] != (num_stages,):
@@ -181,6 +181,7 @@ def _link_rules(old: Candidate, new: Candidate) -> list[str]:
 
 
 def _assumptions(old: Candidate, new: Candidate) -> Iterator[str]:
+    """Yield the assumptions behind a change of schedule, as texts."""
     is_measured = new.scenario.source.workload is None
     has_other_stages = new.table.num_stages != old.table.num_stages
     if is_measured and has_other_stages and WHOLE_EDGES not in new.assumes:
@@ -255,17 +256,18 @@ def balance(run: Candidate) -> Iterator[Candidate]:
     if len(layers):
         yield from _move_layers(run, times.stages, np.asarray(layers).astype(int))
         return
-    # scaling rules such as compute@stage0*1.5,compute@stage1*0.5; empty if all are equal already
-    for what, factors in (("stages", times.even_stage_rules), ("workers", times.even_worker_rules)):
-        if factors:
-            title = f"layers over stages: all {what} take equally long"
-            yield run.scaled(title, [factors], "work can be moved between stages in any amount")
+    # rules such as compute@stage0*1.5,compute@stage1*0.5; empty if the times are equal already
+    kinds = ("stages", times.even_stage_rules), ("workers", times.even_worker_rules)
+    for places, rules in kinds:
+        if rules:
+            title = f"layers over stages: all {places} take equally long"
+            yield run.scaled(title, [rules], "work can be moved between stages in any amount")
 
 
 def _move_layers(
     run: Candidate, measured: Stages, old_layers: Int[NumpyArray, " stages"]
 ) -> Iterator[Candidate]:
-    """Yield candidates in which ever more layers move from the busiest to the idlest worker."""
+    """Yield candidates; each moves one more layer from the busiest to the least busy worker."""
     # A layer's time is the median over stages. The rest of a stage, such as the head, does not
     # move.
     has_layers = old_layers > 0
@@ -302,7 +304,7 @@ def _move_layers(
             for stage, factor in enumerate(factors.tolist())
             if factor != 1
         ]
-        assumption = "a layer takes as long anywhere, its median now; activations go with layers"
+        assumption = "every layer takes the median time of now; activations move with layers"
         yield dataclasses.replace(run.scaled(title, rules, assumption), layers=counts)
 
 
@@ -364,7 +366,7 @@ def microbatch_orders(run: Candidate) -> Iterator[Candidate]:
     search = MicrobatchSearch(table, run.table_costs, scenario.links, seed=0)
     order = search.run(SEARCH_STEPS).best.order.tolist()
     edit = (scenario.find_edit(Microbatches) or Microbatches()).reordered(order)
-    assumption = "which of the data comes first is free"
+    assumption = "the order of the data is free"
     yield run.changed("order of microbatches", scenario.with_edit(edit), assumption)
 
 
@@ -454,7 +456,7 @@ def recomputations(
     workload: Any = run.scenario.source.workload
     if workload.recompute == "none" and memory is not None and memory.fits(run):
         return  # any recomputation takes time, and saves memory that is not needed
-    # flash attention keeps no scores, so that "selective" frees next to nothing
+    # flash attention keeps no scores, so "selective" frees next to nothing
     has_scores = not workload.model.flash_attention
     main_levels = ("none", *(["selective"] if has_scores else []), "full")
     yield from (level for level in main_levels if level != workload.recompute)
@@ -462,8 +464,8 @@ def recomputations(
     parts = [part for part in model_parts(workload.model) if part != "core_attn"]
 
     def with_level(level: str) -> Candidate:
-        fields = dataclasses.replace(workload, recompute=level)
-        return run.changed("", run.scenario.with_workload(fields))
+        recomputing = dataclasses.replace(workload, recompute=level)
+        return run.changed("", run.scenario.with_workload(recomputing))
 
     blocks = [f"block:{count}" for count in range(1, layers)]
     if memory is not None:  # needs fall with the number of recomputed layers

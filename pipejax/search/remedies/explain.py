@@ -289,7 +289,7 @@ def _effects(base: Candidate, fault: Fault, remedies: Sequence[Remedy]) -> tuple
 
 
 def _effect(what: str, base: Candidate, changed: Candidate, fault_part: str) -> Effect:
-    """Return the time that a change saves, and why it differs from the fault's part."""
+    """Return the time that a change saves, and why it differs from the time of the fault's part."""
     # If the part takes 10 s and the change saves 6 s, another part grows by 4 s, or 4 s of the part
     # remain. The effect names the part that explains most of this difference.
     saved, parts = base.step_time - changed.step_time, changed.parts
@@ -456,7 +456,7 @@ class _Shelves:
         # without a limit, a schedule may need more memory than the run: the loop would skip it
         if schedule is not None and not memory.fits(schedule):
             remedies.append(self.remedy(kind, schedule, self.launchers(kind, base, schedule)))
-        served: set[str] = set()  # launchers that have a remedy; "" stands for no launcher
+        served: set[str] = set()  # launchers with a remedy of this kind; "" stands for none
         for candidate in sorted(self.candidates(kind, base), key=_step_time):
             if base.step_time - candidate.step_time <= min_gain or not memory.fits(candidate):
                 continue
@@ -472,7 +472,7 @@ class _Shelves:
         return remedies
 
     def remedies(self, report: OnProgress) -> list[Remedy]:
-        """Return all remedies by shelf; the largest saving first, combined ones last."""
+        """Return all remedies by shelf (options, code, hardware), the largest saving first."""
         remedies: list[Remedy] = []
         for done, kind in enumerate(self.kinds):
             report(done, len(self.kinds) + 1, kind)
@@ -481,13 +481,14 @@ class _Shelves:
         # combinations of options alone, then of any changes
         for has_options in (True, False):
             combined = self.combine(has_options)
-            shelves = ("launcher",) if has_options else ("launcher", "code")
-            best = max((r.saves for r in remedies if r.shelf in shelves), default=0.0)
+            compared_shelves = ("launcher",) if has_options else ("launcher", "code")
+            best = max((r.saves for r in remedies if r.shelf in compared_shelves), default=0.0)
             if combined and combined.saves > best * (1 + 1e-9):
                 remedies.append(combined)
-        order = [*SHELVES]
+        shelves = [*SHELVES]
         remedies.sort(key=lambda r: -r.saves * (REPAIR_WEIGHT if r.kind == "repair" else 1.0))
-        remedies.sort(key=lambda r: (order.index(r.shelf), r.kind == COMBINED_KIND))
+        # the sort is stable; on a shelf, combined remedies are last
+        remedies.sort(key=lambda r: (shelves.index(r.shelf), r.kind == COMBINED_KIND))
         return remedies
 
     def launchers(
@@ -497,6 +498,7 @@ class _Shelves:
         return tuple(name for name in names if self.launcher in (None, name))
 
     def remedy(self, kind: str, candidate: Candidate, launchers: Sequence[str]) -> Remedy:
+        """Return a candidate as a remedy that the options of these launchers can apply."""
         return Remedy(
             kind,
             candidate.what,
@@ -521,8 +523,8 @@ class _Shelves:
 
     def best_builtin_schedule(self) -> Candidate | None:
         """Return the schedule of least memory that saves at least half of the gaps, or None."""
-        # It has the run's number of stages, and fits in memory. A table of the user without memory
-        # limit may have gaps to save memory: then a schedule that needs more memory counts, too.
+        # It has the run's number of stages, and fits in memory. A user's table without memory limit
+        # may have gaps to save memory: then schedules that need more memory count, too.
         memory, base = self.memory, self.memory.begin
         step, gaps = base.step_time, base.parts["gaps"]
         may_need_more = memory.limit is None and not isinstance(base.scenario.schedule, str)
@@ -537,7 +539,7 @@ class _Shelves:
     def faults(self, remedies: Sequence[Remedy]) -> tuple[list[Fault], Fault]:
         """Return all faults, the costliest first, and the bottleneck (see `Explanation`)."""
         memory, base = self.memory, self.memory.begin
-        # a setting is no fault if the launcher lacks a better one
+        # a setting is no fault if the launcher has no better setting
         lacks, settings = _lacks(base, self.launcher), self.candidates("settings", base)
         settings = [c for c in settings if _lacks(c, self.launcher).issubset(lacks)]
         faults = [*base.faults, *_faults_of_layers(base), *_faults_of_settings(memory, settings)]
@@ -613,7 +615,7 @@ class _Shelves:
         return [*others, end_fault._replace(seconds=max(end_fault.seconds, saved))]
 
     def combine(self, has_options: bool) -> Remedy | None:
-        """Return the best combination of changes, applied in one of several orders of kinds."""
+        """Return the best combination of changes, or None; options alone if `has_options`."""
         # If memory rules out good changes, another order of kinds starts with smaller microbatches.
         memory = self.memory
         orders: list[tuple[str, ...]] = [COMBINED]

@@ -80,6 +80,7 @@ class AnytimeSearch:
         self.evaluated = 0  # number of plans and tables that were compared with the best
         self.baselines: dict[str, float | None] = {}
         self.is_answered = False
+        # F, I and W of each stage and microbatch
         num_ops, has_offloads = 3 * problem.worker.size, problem.offload is not None
         max_ops = MAX_PARTS_OPS_OFFLOAD if has_offloads else MAX_PARTS_OPS
         self._searches_parts = num_ops <= max_ops  # by `search_neighbourhoods`
@@ -137,6 +138,7 @@ class AnytimeSearch:
             self._offer("one by one", initial_plans.one_by_one(self.problem))
 
     def _baselines(self) -> None:
+        """Measure published schedules as baselines, and offer them as plans."""
         for name, table in initial_plans.baseline_tables(self.problem, self.start_table):
             self.budget.spend(BASELINE * 3 * self.problem.worker.size)
             self.baselines.setdefault(name, None)
@@ -233,9 +235,8 @@ class AnytimeSearch:
         """Accept a plan if it beats the best plan, also if `problem` has another time grid."""
         problem = problem or self.problem
         seconds = plan_objective(problem, plan) * problem.unit
-        is_no_better = self.plan is not None and seconds >= self.value * self.problem.unit * (
-            1 - 1e-9
-        )
+        max_seconds = self.value * self.problem.unit * (1 - 1e-9)
+        is_no_better = self.plan is not None and seconds >= max_seconds
         # in the solver's model, ops without duration hold no memory, so limits are checked again
         if is_no_better or not keeps_limits(problem, plan):
             self.evaluated += 1  # `_accept_table` counts all other plans

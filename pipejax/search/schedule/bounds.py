@@ -26,7 +26,7 @@ class Paths(NamedTuple):
 
 
 def paths(problem: Problem) -> Paths:
-    """Return the head, trip and tail of each stage [units]."""
+    """Return the least times before F, from F to I, and after I of each stage [units]."""
     pipes, stages = problem.placement.shape
     forward_hop, backward_hop = problem.lag + problem.transmit  # (pipes, boundaries)
     input_grad = np.minimum(problem.input_grad, problem.backward)
@@ -35,7 +35,7 @@ def paths(problem: Problem) -> Paths:
     tail[:] = np.where(is_split, problem.weight_grad, 0) + problem.step_end
     for stage in range(1, stages):
         head[:, stage] = head[:, stage - 1] + problem.forward[stage - 1] + forward_hop[:, stage - 1]
-        # the path from I goes on to the previous stage, or ends with W of this stage
+        # the longest path after I goes on to the previous stage, or ends with W of this stage
         to_previous = backward_hop[:, stage - 1] + input_grad[stage - 1] + tail[:, stage - 1]
         tail[:, stage] = np.maximum(tail[:, stage], to_previous)
     for stage in range(stages - 2, -1, -1):
@@ -61,25 +61,25 @@ def lower_bound(problem: Problem) -> LowerBound:
     best = LowerBound(0, "worker")
     for worker in range(problem.num_workers):
         # (pipes, stages) whether the worker runs ops of the stage
-        is_here = (problem.placement == worker) & (counts > 0)[:, None]
-        if not is_here.any():
+        runs_stage = (problem.placement == worker) & (counts > 0)[:, None]
+        if not runs_stage.any():
             continue
-        busy = int((is_here * counts[:, None] * work).sum())
+        busy = int((runs_stage * counts[:, None] * work).sum())
         if problem.objective == "span":
             best = max(best, LowerBound(busy, "worker"))
             continue
-        stages = np.flatnonzero(is_here.any(axis=0))
+        stages = np.flatnonzero(runs_stage.any(axis=0))
         updates = max(int(problem.step_end[stages].min()), int(problem.update[stages].sum()))
         # after all F and I, the path from the last I to the end remains
-        to_last_input = int((is_here * counts[:, None] * forward_and_input).sum())
-        after_head = max(busy + updates, to_last_input + int(stage_paths.tail[is_here].min()))
-        head = int(stage_paths.head[is_here].min())
+        to_last_input = int((runs_stage * counts[:, None] * forward_and_input).sum())
+        after_head = max(busy + updates, to_last_input + int(stage_paths.tail[runs_stage].min()))
+        head = int(stage_paths.head[runs_stage].min())
         best = max(best, LowerBound(head + after_head, "worker"))
-    by = "memory chain" if problem.offload is None else "stage"
+    reason = "memory chain" if problem.offload is None else "stage"
     for pipe, stage in np.ndindex(problem.placement.shape):
         if counts[pipe]:
             chain = _stage_bound(problem, stage_paths, pipe, stage, int(counts[pipe]))
-            best = max(best, LowerBound(chain, by))
+            best = max(best, LowerBound(chain, reason))
     area = LowerBound(area_bound(problem), "memory area")
     return area if area.value > best.value else best
 
@@ -92,9 +92,9 @@ def stage_bounds(problem: Problem) -> PerStage:
 
 
 def memory_order(problem: Problem, stage: int, worker: int, count: int) -> list[tuple[int, int]]:
-    """Return for each microbatch (I, W): how many must have ended before its F fits in memory."""
-    # Before F of microbatch k, k activations of the stage were taken. If i input gradients and w
-    # weight gradients (w <= i) have ended, F fits if
+    """Return (number of I, number of W) that must end before the F of each microbatch fits."""
+    # Before F of microbatch k, memory has held k activations of the stage. If i input gradients
+    # and w <= i weight gradients have ended, F fits if
     # (k + 1) size - i (size - weight_size) - w weight_size <= limit.
     # So at least i0(k) = ceil(((k + 1) size - limit) / size) input gradients must have ended
     # (w = i). With exactly i0(k), at least w0(k) weight gradients must have ended.
@@ -139,7 +139,7 @@ def _stage_bound(problem: Problem, stage_paths: Paths, pipe: int, stage: int, co
     return input_end[-1] + int(stage_paths.tail[pipe, stage])
 
 
-class _Kind(NamedTuple):
+class _ActivationKind(NamedTuple):
     """Activations of one stage and pipe on a worker; times in units, sizes in parts."""
 
     num_activations: int
@@ -156,13 +156,13 @@ class _Kind(NamedTuple):
     link_time: int  # time of O and L
 
 
-class _Memory(NamedTuple):
+class _WorkerMemory(NamedTuple):
     """Memory of a worker: the limit, and the least memory area that a run needs."""
 
     limit: int  # parts of memory that whole activations can fill
     # memory area [parts x units] of all activations without offloads, and of unused memory
     demand: int
-    kinds: Sequence[_Kind]  # activations of the worker
+    kinds: Sequence[_ActivationKind]  # activations of the worker
 
     def link_time(self, end: int) -> float:
         """Return the least total time of O and L in a run that ends by `end`."""
@@ -197,7 +197,9 @@ def area_bound(problem: Problem) -> int:
     # end of I. It also takes the host link for O and L. The earlier the run ends, the more
     # activations must be offloaded, and the less time the link has for them.
     stage_paths = paths(problem)
-    memories = {w: _memory(problem, stage_paths, w) for w in np.unique(problem.worker).tolist()}
+    memories = {
+        w: _worker_memory(problem, stage_paths, w) for w in np.unique(problem.worker).tolist()
+    }
     shared_links: Sequence[tuple[int, ...]] = ()
     if problem.objective == "makespan":  # spans of two workers need not overlap
         shared_links = problem.host_links
@@ -210,7 +212,7 @@ def area_bound(problem: Problem) -> int:
     return max(_least_end(group, problem.exact) for group in groups if group)
 
 
-def _least_end(group: Sequence[_Memory], exact: bool) -> int:
+def _least_end(group: Sequence[_WorkerMemory], exact: bool) -> int:
     """Return the earliest possible end of a run of workers that share a host link [units]."""
     # The link is idle until an F has ended, and after the last start of an I.
     kinds = [kind for memory in group for kind in memory.kinds]
@@ -225,14 +227,14 @@ def _least_end(group: Sequence[_Memory], exact: bool) -> int:
     return low if exact else low - 1  # if durations are rounded, a run may end within a unit
 
 
-def _memory(problem: Problem, stage_paths: Paths, worker: int) -> _Memory:
+def _worker_memory(problem: Problem, stage_paths: Paths, worker: int) -> _WorkerMemory:
     """Return the memory of a worker, with the area that activations and unused memory take."""
     # The window lasts from the first F to the last I. Ops of a worker run one at a time. So while
     # memory fills, each F adds at most one activation, and while it empties, each I frees one.
     # Filling and emptying do not overlap, and some memory is unused in both. While a W runs, its
     # memory is not free for whole activations; a W after the window costs nothing. Both losses add
     # up, because the first loss counts only time without a W.
-    kinds = list(_kinds(problem, stage_paths, worker))
+    kinds = list(_activation_kinds(problem, stage_paths, worker))
     largest, memory_limit = max(k.size for k in kinds), int(problem.limits[worker])
     is_uniform = min(k.size for k in kinds) == largest
 
@@ -254,10 +256,12 @@ def _memory(problem: Problem, stage_paths: Paths, worker: int) -> _Memory:
     time_after_window = min(k.tail for k in kinds) - min(k.step_end for k in kinds)
     blocked_area = max(0, blocked_area - max(blocked_parts) * time_after_window)
     activation_area = sum(k.num_activations * k.size * k.turn for k in kinds)
-    return _Memory(limit, activation_area + unused_area + blocked_area, kinds)
+    return _WorkerMemory(limit, activation_area + unused_area + blocked_area, kinds)
 
 
-def _kinds(problem: Problem, stage_paths: Paths, worker: int) -> Iterator[_Kind]:
+def _activation_kinds(
+    problem: Problem, stage_paths: Paths, worker: int
+) -> Iterator[_ActivationKind]:
     """Yield the activations of each stage on a worker, with their memory and times [units]."""
     is_span = problem.objective == "span"
     for pipe, stage in np.argwhere(problem.placement == worker).tolist():
@@ -272,7 +276,7 @@ def _kinds(problem: Problem, stage_paths: Paths, worker: int) -> Iterator[_Kind]
             time_on_host = max(0, trip - link_time)
         can_be_whole = int(problem.backward[stage]) < input_grad + weight_grad
         if count:
-            yield _Kind(
+            yield _ActivationKind(
                 num_activations=count,
                 head=0 if is_span else int(stage_paths.head[pipe, stage]),
                 tail=after_input if is_span else int(stage_paths.tail[pipe, stage]),

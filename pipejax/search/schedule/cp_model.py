@@ -51,8 +51,9 @@ class ScheduleModel:
         self._on_worker: list[list[Interval]] = [[] for _ in range(problem.num_workers)]
         self._on_host: dict[tuple[int, ...], list[Interval]] = {}  # {workers of a host link: O, L}
         self._on_link: dict[tuple[int, int], list[Interval]] = {}  # {(sender, receiver): messages}
+        # for each worker: intervals in which it holds activations, and their sizes
         self._held: list[list[tuple[Interval, int]]] = [[] for _ in range(problem.num_workers)]
-        self.objective = self._time("objective")
+        self.objective = self._time("objective")  # `_time` makes a variable
         self._paths = paths(problem)
         for stage, microbatch in self._ops():
             self._add_ops(stage, microbatch)
@@ -93,7 +94,7 @@ class ScheduleModel:
         starts = {p: self._time(f"{stage}{p}{microbatch}", low) for p, low in earliest.items()}
         for letter, variable in starts.items():
             self.start[letter][key] = variable
-        row = self._on_worker[worker]
+        row = self._on_worker[worker]  # intervals that may not overlap
         row.append(model.new_fixed_size_interval_var(starts["F"], forward, ""))
         self._input_end[key], self._gradient_end[key] = self._time(""), self._time("")
         # If B is no shorter than I and W, it is never better, because I and W can run without a
@@ -110,8 +111,9 @@ class ScheduleModel:
             size = model.new_int_var(min(split, whole), max(split, whole), "")
             model.add(size == duration)
             row.append(model.new_interval_var(starts["I"], size, self._input_end[key], ""))
+            weight_start = starts["W"]
             row.append(
-                model.new_optional_fixed_size_interval_var(starts["W"], weight, ~is_whole, "")
+                model.new_optional_fixed_size_interval_var(weight_start, weight, ~is_whole, "")
             )
             model.add(self._gradient_end[key] == starts["W"] + weight).only_enforce_if(~is_whole)
             model.add(self._gradient_end[key] == starts["W"]).only_enforce_if(is_whole)
@@ -119,6 +121,7 @@ class ScheduleModel:
         model.add(starts["W"] >= self._input_end[key])
 
     def _add_memory(self, stage: int, microbatch: int) -> None:
+        """Add the intervals in which the worker holds an activation."""
         problem, model, key = self.problem, self.model, (stage, microbatch)
         size, weight_size = int(problem.sizes[stage]), int(problem.weight_sizes[stage])
         held = self._held[self._worker(stage, microbatch)]
@@ -132,7 +135,7 @@ class ScheduleModel:
                 held.append((model.new_interval_var(since, self._time(""), end, ""), parts))
 
     def _add_offload(self, key: Key, offload: int, load: int) -> Variable:
-        """Let the solver choose O and L of an activation; return when it is held until I."""
+        """Let the solver offload an activation; return the time since which I's worker holds it."""
         # The worker holds an activation from F on. If `is_out`, it holds the activation from F to
         # the end of O, and from L on.
         model, stage, worker = self.model, key[0], self._worker(*key)
@@ -153,9 +156,8 @@ class ScheduleModel:
         # unused starts are fixed, so that the solver does not try other values
         model.add(offload_start == forward).only_enforce_if(~is_out)
         model.add(load_start == forward).only_enforce_if(~is_out)
-        until_out = model.new_optional_interval_var(
-            forward, self._time(""), offload_start + offload, is_out, ""
-        )
+        end = offload_start + offload
+        until_out = model.new_optional_interval_var(forward, self._time(""), end, is_out, "")
         self._held[worker].append((until_out, int(self.problem.sizes[stage])))
         return since
 
@@ -173,7 +175,8 @@ class ScheduleModel:
 
     def _send(self, direction: int, key: Key, ready: cp_model.LinearExprT, use: Variable) -> None:
         """Add a message between two stages, as a delay or as an interval on a link."""
-        # `direction` 0 leads from stage key[0] to the next stage, 1 back. The op at `use` waits.
+        # `direction` 0 leads from stage key[0] to the next stage, 1 back. The message may start at
+        # `ready`; the op that starts at `use` waits for it.
         boundary, pipe = key[0], self._pipe(key[1])
         index = direction, pipe, boundary
         lag, transmit = int(self.problem.lag[index]), int(self.problem.transmit[index])
@@ -275,7 +278,7 @@ class ScheduleModel:
         return bool((later_pipes != self._pipe(microbatch)).all())
 
     def _add_all_reduces(self) -> None:
-        """Add all-reduces after all gradients of a stage; those of a worker do not overlap."""
+        """Add an all-reduce after all gradients of each stage; a worker runs one at a time."""
         problem, model = self.problem, self.model
         intervals_by_worker: dict[int, list[Interval]] = {}
         for stage, duration in enumerate(problem.all_reduce.tolist()):

@@ -80,7 +80,7 @@ class Budget:
         solver = cp_model.CpSolver()
         if self.deadline < math.inf:
             solver.parameters.max_time_in_seconds = max(self.deadline - time.monotonic(), 0.01)
-        allowed = max(self.end - self.spent, 0.01) / SOLVER  # each thread has as much
+        allowed = max(self.end - self.spent, 0.01) / SOLVER  # for each thread
         if min(limit, allowed) < math.inf:
             solver.parameters.max_deterministic_time = min(limit, allowed)
         solver.parameters.num_workers = num_threads

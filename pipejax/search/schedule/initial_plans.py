@@ -46,8 +46,8 @@ def is_pipe(problem: Problem) -> bool:
 
 
 def ada_offload_plan(problem: Problem) -> Plan:
-    """Return AdaOffload's plan for the times and limits of each stage."""
-    there, back = (problem.lag + problem.transmit)[:, 0]
+    """Return AdaOffload's plan for the times of each stage and the memory limits."""
+    there, back = (problem.lag + problem.transmit)[:, 0]  # (boundaries) times of messages
     names = "forward", "input_grad", "weight_grad", "sizes", "limits"
     options = {name: getattr(problem, name) for name in names} | {"there": there, "back": back}
     share = float((problem.weight_sizes / problem.sizes).max())
@@ -77,7 +77,7 @@ def greedy_plan(
     shorter_than: float = FOREVER,
 ) -> Plan | None:
     """Plan greedily without offloads. Return None if memory blocks a worker or the plan is long."""
-    # A stage may run `depth` forwards ahead of its gradients. These keep it busy while a microbatch
+    # A stage may run `depth` forwards ahead of its gradients. They keep it busy while a microbatch
     # is on its trip to the last stage and back; `extra` ones are added. If `is_patient`, a weight
     # gradient does not start if a forward or input gradient arrives before its end.
     trip = paths(problem).trip + problem.forward + problem.input_grad
@@ -197,7 +197,8 @@ class BlockDraw(NamedTuple):
 
 def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Plan]:
     """Yield ever better plans from building blocks until a plan takes at most `enough` units."""
-    # If microbatches are many, short plans of `count` microbatches select draws to plan in full.
+    # If there are many microbatches, a draw is planned in full only if its plan of the first
+    # `count` microbatches is short.
     best, effort_before, full_effort = FOREVER, budget.spent, 0.0
     count = FEW * problem.num_workers
     is_full = problem.num_microbatches <= count + count // 2
@@ -223,7 +224,7 @@ def block_starts(problem: Problem, budget: Budget, enough: int) -> Iterator[Plan
 
 
 def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Plan | None:
-    """Schedule all ops in the order of a draw. Return None if that takes `shorter_than` or more."""
+    """Plan all ops in the order of a drawn building block; None if not below `shorter_than`."""
     # A leg is a series of stages on different workers. The draw has waits in the L legs of
     # forwards, in the L legs of gradients, and at the 2 L - 1 changes of the leg.
     work = list_work(problem, problem.limits)
@@ -278,11 +279,10 @@ class BlockSearch:
 
     def run(self, block_draw: BlockDraw) -> Plan | None:
         """Plan the problem by a draw. Return None if all microbatches would exceed the best."""
-        # Each dropped microbatch adds a cycle of the steady state; + 1 keeps equally fast plans.
+        # Each dropped microbatch adds a cycle of the steady state. The 1 admits equally fast plans.
         self.num_draws += 1
-        plan = run_draw(
-            self.problem, block_draw, self.best - self.num_dropped * self.min_interval + 1
-        )
+        max_length = self.best - self.num_dropped * self.min_interval + 1
+        plan = run_draw(self.problem, block_draw, max_length)
         if plan is None:
             return None
         cycle = max(self.min_interval, _cycle(plan))  # time that a further microbatch adds

@@ -58,7 +58,7 @@ GAINS = (0.0, 0.01, 0.04)  # choices of the share by which a step must shorten t
 def _free_microbatches(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Mark as free all ops of a random range of microbatches, which is a share of all."""
+    """Mark the ops that may change their order: those of a random range of microbatches."""
     count = max(2, round(share * problem.num_microbatches))
     # the window may extend past both ends, so that all microbatches are chosen equally often
     first = rng.integers(1 - count // 2, problem.num_microbatches - count // 2)
@@ -70,7 +70,7 @@ def _free_microbatches(
 def _free_workers(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Mark as free all ops of a random range of workers, which is a share of all."""
+    """Mark the ops that may change their order: those of a random range of workers."""
     count = max(1, round(share * problem.num_workers))
     first = rng.integers(0, problem.num_workers - count + 1)
     is_inside = (problem.worker >= first) & (problem.worker < first + count)
@@ -80,7 +80,7 @@ def _free_workers(
 def _free_time(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Mark as free all ops that start in a time window, and O and L of their activations."""
+    """Mark the ops that may change their order: those of a time window, with their O and L."""
     end = int(gradient_end(problem, plan).max())
     window = share * end
     first = rng.uniform(-window / 3, end - 2 * window / 3)  # a third may lie outside the step
@@ -98,14 +98,14 @@ KINDS: Mapping[str, Callable[[Problem, Plan, float, np.random.Generator], Free]]
 
 
 def fixed_order(problem: Problem, plan: Plan, free: Free) -> Iterator[tuple[Op, Op]]:
-    """Yield pairs of consecutive ops on a worker or a host link, without free ops."""
+    """Yield pairs of consecutive ops on a worker or a host link, among ops that are not free."""
     ends = {"I": input_grad_end(problem, plan), "W": gradient_end(problem, plan)}
     for letter in "FOL":
         ends[letter] = plan.starts[letter] + problem.times[Phase[letter]][:, None]
     worker_by_op, first_of_link = problem.worker, np.arange(problem.num_workers)
     for workers in problem.host_links:
         first_of_link[list(workers)] = min(workers)
-    # {(True, first worker of a host link) or (False, worker): [(start, end, op)]}
+    # {(True, first worker of a host link) or (False, worker): [(start, end, op)]}, O and L by link
     rows: dict[tuple[bool, int], list[tuple[int, int, Op]]] = {}
     for letter, start in plan.starts.items():
         # ops without duration delay no other op, so they need no order

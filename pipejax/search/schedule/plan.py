@@ -151,7 +151,7 @@ def to_table(problem: Problem, plan: Plan, name: str) -> ScheduleTable:
 
 
 def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
-    """List a plan's ops with times replaced by their ranks, so that no op has length 0."""
+    """List a plan's ops with ranks in place of times, so that no op has length 0."""
     # Several ops without length may start at one moment. They are ordered in three groups. Group 0:
     # gradients of earlier forwards, which free memory. Group 1: microbatches whose ops all run at
     # this moment, one microbatch after the other. Group 2: all other ops.
@@ -173,8 +173,8 @@ def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
         code, position = np.full_like(stage, phase), first_position + direction * stage
         worker = problem.worker[mask]
         parts.append((code, stage, microbatch, worker, start[mask], end, position))
-    *ops, start, end, position = map(np.concatenate, zip(*parts, strict=True))
-    microbatch = ops[2]  # of code, stage, microbatch, worker
+    columns = map(np.concatenate, zip(*parts, strict=True))
+    code, stage, microbatch, worker, start, end, position = columns
     is_instant = (plan.forward[:, microbatch] == start) & (problem.forward == 0)[:, None]
     is_last_end = input_grad_end(problem, plan)[0, microbatch] == start
     group = np.where(is_instant.any(axis=0), np.where(is_last_end, 1, 2), 0)
@@ -187,10 +187,12 @@ def timed_ops(problem: Problem, plan: Plan) -> TimedOps:
     start = ticks * start + np.where(is_long, ticks - 1, 2 * number + 1)
     end = ticks * end + np.where(is_long, 0, 2 * number + 2)
     ranks = np.unique(np.stack([start, end]), return_inverse=True)[1].reshape(2, -1).astype(float)
-    return TimedOps(*ops, *ranks)
+    return TimedOps(code, stage, microbatch, worker, *ranks)
 
 
-def _run(problem: Problem, table: ScheduleTable, *, step_end: bool) -> tuple[Program, HostRun]:
+def _run_table(
+    problem: Problem, table: ScheduleTable, *, step_end: bool
+) -> tuple[Program, HostRun]:
     """Run a table at a problem's op times [units], with or without all-reduces and updates."""
     links = Links("queued" if problem.queues else "delay", host_links=problem.host_links)
     program = lower(table, link=links, step_end=step_end)
@@ -206,13 +208,13 @@ def table_objective(problem: Problem, table: ScheduleTable) -> int:
     # A run orders all-reduces as docs/semantics.md says; a plan orders them by their inputs' times.
     if problem.objective == "span" or not problem.step_end.any():
         return plan_objective(problem, to_plan(problem, table))
-    _, run = _run(problem, table, step_end=True)
+    _, run = _run_table(problem, table, step_end=True)
     return round(float(run.finish.max()))
 
 
 def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
     """Run a table at a problem's op times, each op as early as possible; return the plan."""
-    program, run = _run(problem, table, step_end=False)
+    program, run = _run_table(problem, table, step_end=False)
     starts = {letter: np.full(problem.worker.shape, NEVER, np.int64) for letter in "FBIWOL"}
     for letter, phase_starts in starts.items():
         phase_ops = table.ops.take(table.ops.phase == Phase[letter])
@@ -226,9 +228,9 @@ def to_plan(problem: Problem, table: ScheduleTable) -> Plan:
 
 
 def broken_limit(problem: Problem, plan: Plan) -> str | None:
-    """Return the first broken limit of a plan as a text, or None."""
+    """Return the first limit that a plan exceeds, as a text, or None."""
     if (plan.offload != NEVER).any() and problem.offload is None:
-        return "its schedule offloads, which the problem does not allow"
+        return "its schedule offloads activations, which the problem does not allow"
     for worker, (peak, limit) in enumerate(zip(peaks(problem, plan), problem.limits, strict=True)):
         if peak > limit:
             return f"its schedule takes {peak} of {limit} parts of the memory of worker {worker}"

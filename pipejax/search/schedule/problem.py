@@ -271,12 +271,12 @@ def _check_costs(table: ScheduleTable, costs: Costs, offload: bool) -> None:
     costs.check_shapes(table.num_stages, table.num_pipes, table.num_microbatches)
     if costs.per_microbatch():
         raise ValueError(
-            "costs differ by microbatch: a search of the schedule takes the microbatches of a "
-            "stage as alike, give one entry per stage"
+            "costs differ by microbatch, but the search assumes equal microbatches: give one entry "
+            "per stage"
         )
     for code in sorted(set(table.ops.phase.tolist()) - {*SCHEDULED}):
         phase = Phase(code)
-        hint = "; start from a synchronous schedule, as 1f1b" if phase in UPDATES else ""
+        hint = "; start from a synchronous schedule such as 1f1b" if phase in UPDATES else ""
         if phase not in SHARDING or np.any(np.asarray(getattr(costs, KINDS[phase].time)) > 0):
             raise ValueError(
                 f"the table has {phase.name} cells: only F, B, I, W, O and L are scheduled{hint}"
@@ -284,6 +284,7 @@ def _check_costs(table: ScheduleTable, costs: Costs, offload: bool) -> None:
 
 
 def _check_room(table: ScheduleTable, size: NumpyArray, limits: NumpyArray, offload: bool) -> None:
+    """Check that each worker has memory for one microbatch."""
     needs = _needs_of_one_microbatch(table, size, offload)
     for worker, (need, limit) in enumerate(zip(needs.tolist(), limits.tolist(), strict=True)):
         if need > limit * (1 + _EQUAL):
@@ -310,7 +311,7 @@ def _to_parts(
     # A limit above the sum of all activations becomes this sum. Schedules that just fit stay legal.
     counts = np.bincount(table.pipe_of_microbatch, minlength=table.num_pipes)
 
-    def worker_totals(size: NumpyArray) -> NumpyArray:
+    def worker_totals(size: NumpyArray) -> NumpyArray:  # memory of all activations
         totals = np.zeros(table.num_workers, size.dtype)
         np.add.at(totals, table.placement, counts[:, None] * size)
         return totals

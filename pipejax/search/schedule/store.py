@@ -116,7 +116,7 @@ def read_entry(path: Path) -> Entry:
         exact=True,
     )
     if problem.key != path.stem:
-        raise ValueError("it is about another problem than its name says")
+        raise ValueError("its problem does not match the name of its file")
     schedule = from_json(table)
     if fault := broken_limit(problem, to_plan(problem, schedule)):
         raise ValueError(fault)
@@ -180,7 +180,7 @@ class SolvedProblems:
         except (OSError, ValueError) as error:
             self._warn(path, str(error))
         except Exception:  # a damaged file may hold anything
-            self._warn(path, "it is no solved problem")
+            self._warn(path, "its content is not a solved problem")
         return None
 
     def _warn(self, path: Path, reason: str) -> None:

@@ -169,7 +169,7 @@ class _ChunkSearch(LocalSearch[PromptChunks]):
         return self.best, self.value
 
     def _bound(self, count: int) -> float:
-        """Return a lower bound on the time of cuts into `count` chunks, for all link models [s]."""
+        """Return a lower bound [s] on the time of all cuts of a prompt into `count` chunks."""
         # The path of a chunk has all earlier chunks on the first stage, this chunk on all stages,
         # and all later chunks on the last stage. The path bound is the mean path over chunks. The
         # work bound is the work of one stage, plus fixed time and latency on all other stages.
@@ -201,9 +201,9 @@ class _ChunkSearch(LocalSearch[PromptChunks]):
         return float(count * a + work + g * prefix_tokens + other_stages)
 
     def _search_cuts(self, count: int) -> None:
-        table = build(
-            "chunked-prefill", num_workers=self.num_workers, num_microbatches=1, slices=count
-        )
+        """Search the sizes of `count` chunks, from equal sizes, equal times and random sizes."""
+        size = {"num_workers": self.num_workers, "num_microbatches": 1}
+        table = build("chunked-prefill", **size, slices=count)
         self.program = lower(table, link=self.links)
         equal_sizes, time_sizes = np.full(count, self.tokens / count), self._equal_times(count)
         random = time_sizes * np.exp(self.rng.normal(0, 0.3, (STARTS - 2, count)))
@@ -236,14 +236,14 @@ class _ChunkSearch(LocalSearch[PromptChunks]):
                 chunks[chunk] = max(root, MIN_TOKENS)
             return chunks
 
-        def excess_tokens(share: float) -> float:
+        def excess_tokens(share: float) -> float:  # `share` of the time of the prompt in one chunk
             return sizes(share * total_seconds).sum() - self.tokens
 
         total_seconds = b * self.tokens + c * self.tokens**2 / 2
         return sizes(brentq(excess_tokens, 0.0, 2.0, xtol=1e-14) * total_seconds)
 
     def _round_sizes(self, sizes: Float[NumpyArray, "cuts chunks"]) -> Cuts:
-        """Round chunk sizes to positive multiples of `multiple`, except that of the last chunk."""
+        """Round chunk sizes to positive multiples of `multiple`; the last chunk takes the rest."""
         count, num_multiples = np.shape(sizes)[-1], math.ceil(self.tokens / self.multiple)
         ends = np.round(np.cumsum(sizes, axis=-1) / self.multiple).astype(int)
         # at least one multiple per chunk: 0 1 1 5 becomes 1 2 3 5

@@ -54,7 +54,7 @@ class BestSetting(NamedTuple):
     """The best setting of a search."""
 
     setting: Settings  # without the axis of settings
-    step_time: float  # exact [s]
+    step_time: float  # times_and_needs [s]
     memory_bytes: float  # need of the fullest worker [B]
     evaluated: int  # number of evaluated settings
     workload: Workload | None  # workload with this setting; None if no options express it
@@ -74,12 +74,12 @@ class JointProblem:
 
     def workload(self, setting: "Settings") -> Workload | None:
         """Return the workload with this setting; None if no options express it."""
-        workload, (layers, recomputed) = self.problem.workload, setting[1:]
+        workload, (_, layers, recomputed) = self.problem.workload, setting
         if not np.array_equal(layers, self.problem.assigned.layers):
             workload = with_stage_layers(workload, layers.tolist())
         if "recompute" not in self.parts:
             return workload
-        # `group`: number of layers that are recomputed together; `part`: recomputation of others
+        # `group` layers are recomputed together; `part` is the recomputation of all other layers
         (_, group, part), count = workload.recomputation, int(recomputed.max())
         if not count:
             return dataclasses.replace(workload, recompute=check_recompute(part))
@@ -93,7 +93,7 @@ class JointProblem:
 
     def refusals(self, settings: "Settings") -> NumpyArray:
         """Return for each setting why the launcher cannot run it; an empty text if it can."""
-        # A launcher runs all settings with equal features or none, so one of them is checked.
+        # Settings with equal features are all possible or all impossible: one of them is checked.
         layers, recomputed = settings.layers, settings.recomputed
         max_recomputed = recomputed.max(axis=1, keepdims=True)
         features = [
@@ -124,7 +124,7 @@ class JointProblem:
         total = self.problem.workload.minibatch
         return [total // self.microbatches] if self.microbatches else list(divisors(total))
 
-    def exact(self, settings: Settings) -> tuple[PerConfiguration, PerConfiguration]:
+    def times_and_needs(self, settings: Settings) -> tuple[PerConfiguration, PerConfiguration]:
         """Return step times [s] and memory needs [B]; infinite if the schedule does not exist."""
         times, needs = np.full((2, len(settings.size)), np.inf)
         counts = self.problem.workload.minibatch // settings.size
@@ -143,7 +143,7 @@ class JointProblem:
 
     def times(self, settings: Settings) -> PerConfiguration:
         """Return step times [s]; a setting that exceeds memory gets a penalty instead."""
-        times, needs = self.exact(settings)
+        times, needs = self.times_and_needs(settings)
         usage = needs / self.problem.capacity
         return np.where(usage <= 1, times, NO_ROOM * usage)
 
@@ -152,7 +152,7 @@ class JointProblem:
         # `times` come from the method `times`. A setting that exceeds memory has a large time, so
         # if the setting of least time does not fit, none does.
         best = int(times.argmin())
-        (step_time,), (need,) = self.exact(settings.at([best]))
+        (step_time,), (need,) = self.times_and_needs(settings.at([best]))
         setting = settings.at(best)
         if not need <= self.problem.capacity:
             if np.isinf(need):
@@ -170,7 +170,7 @@ class JointProblem:
                     f"no microbatch size fits: the smallest need is {needs}, with a "
                     f"microbatch size of {setting.size}; {has}"
                 )
-            raise ValueError(f"nothing fits: the smallest need found is {needs}; {has}")
+            raise ValueError(f"no setting fits: the smallest need is {needs}; {has}")
         workload = self.workload(setting)
         return BestSetting(setting, step_time.item(), need.item(), evaluated, workload=workload)
 
@@ -216,7 +216,7 @@ def plain_settings(joint: JointProblem) -> Settings:
     return Settings(sizes.repeat(count), *repeated)
 
 
-def plain_answers(joint: JointProblem) -> Iterator[BestSetting]:
+def plain_best_settings(joint: JointProblem) -> Iterator[BestSetting]:
     """Evaluate plain settings, few microbatches first; yield each setting that is a new best."""
     plain = plain_settings(joint)
     counts = joint.problem.workload.minibatch // plain.size
@@ -230,7 +230,7 @@ def plain_answers(joint: JointProblem) -> Iterator[BestSetting]:
 
 
 def search_locally(joint: JointProblem) -> BestSetting:
-    """Find a good setting by moves of one layer from the best plain settings."""
+    """Return a good setting, from the best plain settings by moves of one layer."""
     evaluated = 0
 
     def evaluate(settings: Settings) -> PerConfiguration:
@@ -292,7 +292,7 @@ def _moves(joint: JointProblem, stages: int) -> Int[NumpyArray, "moves layers_an
 
 
 def search_jointly(joint: JointProblem) -> BestSetting:
-    """Find the best setting by evaluating all settings."""
+    """Evaluate all settings, and return the best."""
     count = count_settings(joint)
     limit = MAX_JOINT_SETTINGS if len(joint.parts) > 1 else MAX_EXHAUSTIVE
     if count > limit and joint.parts != ("layers",):  # `compositions` checks the layers

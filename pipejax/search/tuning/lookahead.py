@@ -154,7 +154,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         costs.check_values()
         if lane == COMPUTING:
             raise ValueError(
-                "lane must be beside compute: in the row, no gather is ahead of its use"
+                "lane must not be compute: in the compute lane, no gather can run ahead of its use"
             )
         self._run_arguments, self._lane = (costs, links), lane
         self.table = without_phases(on_sharding_lane(table, COMPUTING), SHARDING)
@@ -244,7 +244,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
                 yield from self._branch((*prefix, k))
 
     def _makespan(self, choices: tuple[int | None, ...]) -> float:
-        """Return the makespan of a combination [s], from a cache."""
+        """Return the makespan [s] with these options; None: the worker has no sharding."""
         if choices not in self._makespans:
             options = [
                 None if k is None else worker_options[k]
@@ -307,7 +307,7 @@ def _list_options(
         if not fitting:
             min_peak = min(option.peak for option in options)
             raise InfeasibleError(
-                f"worker {worker} gathers {min_peak:g} at once at least, the limit is "
+                f"worker {worker} must gather at least {min_peak:g} at once, but the limit is "
                 f"{limits[worker]:g}"
             )
         options_by_worker.append(fitting)
@@ -317,18 +317,19 @@ def _list_options(
 def _worker_options(
     row: Sequence[Cell], grammar: Grammar, sizes: Float[NumpyArray, " stages"]
 ) -> Iterator[_Option]:
+    """Yield all options of a worker: residency (stages at once), then lookahead (ops ahead)."""
     compute = grammar.compute
     cell_stages = [{op.stage for op in cell if op.phase in compute} for cell in row]
     num_stages = len(set().union(*cell_stages))
     for residency in range(max(map(len, cell_stages)), num_stages + 1):
         last_gathers: list[Cell] = []
         for ahead in range(len(row) + 1):
-            with_gather = with_gathers(row, compute, Lookahead(ahead, residency))
-            if with_gather == last_gathers:  # no gather can be earlier
+            gathers_row = with_gathers(row, compute, Lookahead(ahead, residency))
+            if gathers_row == last_gathers:  # no gather can be earlier
                 break
-            last_gathers = with_gather
-            complete_row = with_reductions(with_gather, True, grammar.backward_ends)
-            yield _Option(ahead, residency, complete_row, _peak(with_gather, sizes))
+            last_gathers = gathers_row
+            complete_row = with_reductions(gathers_row, True, grammar.backward_ends)
+            yield _Option(ahead, residency, complete_row, _peak(gathers_row, sizes))
 
 
 def _peak(row: Sequence[Cell], sizes: Float[NumpyArray, " stages"]) -> float:

@@ -130,8 +130,8 @@ class TuningProblem:
         check_whole(table, "tuning")
         if workload.stragglers and (table.placement != table.placement[0]).any():
             raise ValueError(
-                "stragglers: where pipes place a stage on several workers, slow ones make costs "
-                "differ by microbatch, and tuning takes microbatches as alike"
+                "stragglers: with a stage on several workers, a slow worker makes costs differ by "
+                "microbatch, but tuning assumes equal microbatches"
             )
         assigned = StageLayers(*map(np.asarray, assign_layers(workload, table)))
         check_machine(workload, system)
@@ -142,12 +142,12 @@ class TuningProblem:
         self, num_microbatches: int, assigned: StageLayers
     ) -> tuple[PerConfiguration, PerConfiguration]:
         """Return step times [s] and memory needs [B] of a batch of layer assignments."""
-        size, table = len(assigned.layers), self.family.table(num_microbatches)
+        size, table = len(assigned.layers), self.family.table(num_microbatches)  # size of the batch
         program, held = self.family.lowered(num_microbatches)
         microbatch_size = self.workload.minibatch / num_microbatches
 
         def price_one(shape: PricingShape, assigned: StageLayers, _: tuple[()]) -> tuple[Any, Any]:
-            """Return costs and memory need; the last parameter, further numbers, is empty here."""
+            """Return the costs and the memory need of one assignment; `_` is unused."""
             model = shape.workload.model
             costs = costs_of_shape(shape, model, self.system, assigned, microbatch_size)
             memory = stage_bytes(*shape, assigned, microbatch_size)
@@ -156,7 +156,7 @@ class TuningProblem:
 
         shape = PricingShape(self.workload, table)
         (costs, needs), _ = priced_on_host(price_one, shape, assigned, ())
-        if size > FEW_RUNS:  # batches padded to a few sizes need few compilations
+        if size > FEW_RUNS:  # the batch is padded to one of a few lengths, so few programs compile
             costs = padded(costs, size)
             times = makespans(program, costs, batch_size=batch_length(costs), unroll=False)
             return np.asarray(times)[:size], np.asarray(needs)[:size]

@@ -25,7 +25,7 @@ from pipejax.search.tuning.joint import (
     NothingFitsError,
     Settings,
     count_settings,
-    plain_answers,
+    plain_best_settings,
     plain_settings,
     search_jointly,
     search_locally,
@@ -125,7 +125,7 @@ def tune(
         raise wrong("scenario", "must be a named schedule with the costs of a model on a system")
     for edit in scenario.edits:
         if not isinstance(edit, PairFactor | SlowWorkers):
-            raise wrong("scenario", f"has an edit that tune does not know: {edit!r}")
+            raise wrong("scenario", f"has an edit that tune does not support: {edit!r}")
     num_workers = whole_number(scenario.num_workers, "num_workers")
     if microbatch_size is not None:
         microbatch_size = whole_number(microbatch_size, "microbatch_size")
@@ -134,7 +134,9 @@ def tune(
     if microbatch_size is not None and "size" in parts:
         raise wrong("microbatch_size", f"is chosen by tuning {over}: leave it out")
     if workload.pipeline_layout and "layers" in parts:
-        raise wrong("pipeline_layout", "says the layers of each stage, which are to be tuned")
+        raise wrong(
+            "pipeline_layout", "sets the layers of each stage, which are tuned here: leave it out"
+        )
     if (eager_below := scenario.links.eager_below) > 0:
         reason = "tuning changes which messages are buffered"
         raise wrong("eager_below", f"must be 0, got {eager_below:g}: {reason}", eager_below)
@@ -152,7 +154,7 @@ def tune(
             "give slots",
         )
     if method == "local" and (over == "size" or family.is_planned):
-        raise wrong("method", f"must be exhaustive for {over}: all are evaluated, got 'local'")
+        raise wrong("method", f"must be exhaustive for {over}, got 'local'")
     launcher = None if launcher is None else find_launcher(launcher).name
     with jax.enable_x64(True):
         problem = TuningProblem.from_workload(
@@ -207,7 +209,7 @@ def _tune(
         method, reason = _choose_method(joint)
     start = time.perf_counter()
 
-    def answer(
+    def to_found(
         result: BestSetting, stopped: str, baselines: Mapping[str, float | None]
     ) -> Found[TunedSetting]:
         size, layers, recomputed = (numbers.tolist() for numbers in result.setting)
@@ -242,7 +244,7 @@ def _tune(
         return Found(setting, result.step_time, bound, baselines, result.evaluated, stopped)
 
     def tell(result: BestSetting) -> None:
-        best = answer(result, "interrupted", {})
+        best = to_found(result, "interrupted", {})
         tell_progress(best.evaluated, None, f"evaluated, best {best.value:.6g} s")
         if on_best is not None:
             on_best(best)
@@ -252,14 +254,15 @@ def _tune(
     elif problem.family.is_planned:
         result = _recompute_planned(joint)
     else:
-        for plain in plain_answers(joint):
+        for plain in plain_best_settings(joint):
             tell(plain)
         result = search_jointly(joint) if method == "exhaustive" else search_locally(joint)
     tell(result)
-    return answer(result, "iterations", _baselines(joint))
+    return to_found(result, "iterations", _baselines(joint))
 
 
 def _choose_method(joint: JointProblem) -> tuple[str, str]:
+    """Return "exhaustive" or "local", and the reason as a text."""
     family = joint.problem.family
     if joint.parts == ("recompute",) and family.is_planned:
         return "exhaustive", f"{family.schedule} is planned for each number of layers"
@@ -276,7 +279,7 @@ def _tune_size(joint: JointProblem, tell: Callable[[BestSetting], object]) -> Be
     plain, sizes = plain_settings(joint), list[dict[str, Any]]()
     best: BestSetting | None = None
     for row in reversed(range(len(plain.size))):
-        (step_time,), (need,) = joint.exact(plain.at([row]))
+        (step_time,), (need,) = joint.times_and_needs(plain.at([row]))
         if not np.isfinite(step_time):
             continue
         size = plain.size[row].item()
@@ -305,20 +308,20 @@ def _recompute_planned(joint: JointProblem) -> BestSetting:
     """Try each number of recomputed layers, each with a schedule that is planned for it."""
     problem = joint.problem
     counts = range(int(problem.assigned.layers.max()) + 1)
-    answers = [_planned_setting(joint, count) for count in counts]
+    settings = [_planned_setting(joint, count) for count in counts]
     if joint.launcher is not None:
         table = problem.family.table(joint.microbatches)
         run = table, problem.system, joint.stack, joint.launcher
-        answers = [
-            answer
-            for answer in answers
-            if answer.workload and not machine_launches(answer.workload, *run)[0].lacks
+        settings = [  # those that the launcher can run
+            setting
+            for setting in settings
+            if setting.workload and not machine_launches(setting.workload, *run)[0].lacks
         ]
-    fitting = [answer for answer in answers if answer.memory_bytes <= problem.capacity]
+    fitting = [setting for setting in settings if setting.memory_bytes <= problem.capacity]
     if not fitting:
         raise NothingFitsError("recompute: no number of recomputed layers fits in memory")
-    best = min(fitting, key=lambda answer: answer.step_time)
-    return best._replace(evaluated=len(answers))
+    best = min(fitting, key=lambda setting: setting.step_time)
+    return best._replace(evaluated=len(settings))
 
 
 def _planned_setting(joint: JointProblem, count: int) -> BestSetting:

@@ -266,7 +266,7 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
     order = np.argsort(attribution.steps)
     recorded, replayed = attribution.recorded[order], attribution.replayed[order]
     if len(recorded) < MIN_STEPS:
-        raise ValueError(f"a forecast needs {MIN_STEPS} steps at least, there are {len(recorded)}")
+        raise ValueError(f"a forecast needs at least {MIN_STEPS} steps, there are {len(recorded)}")
     half = len(recorded) // 2
     # the share of unexplained time in a step is assumed to stay the same
     steps = replayed[:half] * (recorded[:half].sum() / replayed[:half].sum())
@@ -445,11 +445,11 @@ def _first_finding(
 
 
 def _slow_places(shares: Attribution, fault: Fault | None) -> Sequence[Suspect]:
-    """Return the costliest worker of a replica and the place of a fault, the costliest first."""
+    """Return the costliest worker of a replica and the place of `fault`, the costliest first."""
     places = []
     share = next(iter(shares.by_name("place").values()), None)
     if share is not None:
-        why = f"{share.name} is over the mean"
+        why = f"{share.name} is slower than the mean"
         name = share.name.removeprefix("worker ")
         worker, replica = map(int, name.split(" of replica "))
         place = {"worker": worker, "replica": replica}

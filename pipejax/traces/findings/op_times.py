@@ -95,6 +95,7 @@ def _row(
 
 
 def _slices(pipelines: Pipelines) -> Iterator[OpTimes]:
+    """Yield a summary of the times of ops, then of other slices, by phase, stage and worker."""
     trace = pipelines.trace
     ops = PipelineOps.select(trace, pipelines.pipelines)
     groups = [("op", name, phase_ops.slices) for name, phase_ops in ops.by_kind()]
@@ -111,7 +112,7 @@ def _slices(pipelines: Pipelines) -> Iterator[OpTimes]:
 
 
 def _messages(pipelines: Pipelines, evidence: Sequence[MessageEvidence]) -> Iterator[OpTimes]:
-    """Yield a summary of the message times of each link, from the strongest evidence."""
+    """Yield a summary of the message times of each link that delayed ops show best."""
     boundaries, placement = pipelines.table.num_stages - 1, pipelines.table.placement[0]
     for link, link_evidence in enumerate(by_link(evidence, 2 * boundaries)):
         seconds = best_evidence(*link_evidence)

@@ -223,8 +223,9 @@ class _MicrobatchTimes(NamedTuple):
         logs = np.log(np.maximum(seconds, 1e-12))
         step, replica = np.array([(run.step, run.replica) for run in runs]).T
         median = float(np.median(durations))
-        shared, rest, noise = _separate(logs)
-        return cls(step, replica, worker, logs, shared, rest, noise, median, trace, ops, durations)
+        common, stage_logs, noise = _separate_microbatches(logs)
+        times = (logs, common, stage_logs, noise, median)
+        return cls(step, replica, worker, *times, trace, ops, durations)
 
     def without(self, steps: Sequence[int]) -> "_MicrobatchTimes":
         """Return the times without these steps, so that odd steps do not move the medians."""
@@ -233,7 +234,7 @@ class _MicrobatchTimes(NamedTuple):
         return other_runs.with_logs(self.logs[runs])
 
     def with_logs(self, logs: CellLogs) -> "_MicrobatchTimes":
-        common, stage_logs, noise = _separate(logs)
+        common, stage_logs, noise = _separate_microbatches(logs)
         return self._replace(common=common, stage_logs=stage_logs, noise=noise, logs=logs)
 
     def cells(
@@ -283,14 +284,16 @@ class _MicrobatchTimes(NamedTuple):
     def slow_phase(self, cells: Cells) -> str:
         """Name the only phase in which ops of these cells are slow; "" if there are more."""
         ops, ratios = self.ops, {}
-        is_here = cells[ops.run, ops.stage, ops.microbatch]
-        # ops of the same stage elsewhere, or of other stages
-        is_peer = np.isin(ops.stage, ops.stage[is_here]) & ~is_here
-        is_peer = is_peer if is_peer.any() else ~is_here
+        is_in_cells = cells[ops.run, ops.stage, ops.microbatch]
+        # peers: ops of the same stage at other places, or ops of other stages
+        is_peer = np.isin(ops.stage, ops.stage[is_in_cells]) & ~is_in_cells
+        is_peer = is_peer if is_peer.any() else ~is_in_cells
         for k in np.unique(ops.phase).tolist():
-            here, peers = (self.seconds[(ops.phase == k) & rows] for rows in (is_here, is_peer))
-            if len(here) and len(peers):
-                ratios[k] = float(np.median(here) / max(np.median(peers), 1e-12))
+            in_cells, peers = (
+                self.seconds[(ops.phase == k) & rows] for rows in (is_in_cells, is_peer)
+            )
+            if len(in_cells) and len(peers):
+                ratios[k] = float(np.median(in_cells) / max(np.median(peers), 1e-12))
         *others, ratio = sorted(ratios.values()) or [1.0]
         if not others or max(1 - others[0], others[-1] - 1) > MAX_OTHER_PHASE * (ratio - 1):
             return ""
@@ -307,15 +310,19 @@ class _MicrobatchTimes(NamedTuple):
         workers = _places("worker", np.unique(self.worker).tolist())
         # if workers have one stage each, different machines hold a stage in different replicas
         has_machines = stages == len(workers) and len(replicas) > 1
-        suspects = [] if has_machines else self._slow("worker", self.stage_logs, workers)
+        suspects = [] if has_machines else self._place_outliers("worker", self.stage_logs, workers)
         yield suspects
         slow_workers = {suspect.place["worker"] for suspect in suspects}
-        slow_stages = self._slow("stage", self.stage_logs, _places("stage", range(stages)))
+        slow_stages = self._place_outliers(
+            "stage", self.stage_logs, _places("stage", range(stages))
+        )
         if stages > len(workers):  # slow workers explain their stages
             unexplained = [{*numbers.tolist()} - slow_workers for numbers in self.worker]
             slow_stages = [row for row in slow_stages if unexplained[row.place["stage"]]]
         yield slow_stages
-        yield self._slow("microbatch", self.common[:, None], _places("microbatch", range(count)))
+        yield self._place_outliers(
+            "microbatch", self.common[:, None], _places("microbatch", range(count))
+        )
         if len(replicas) > 1:
             yield from self._slow_in_replicas(_places("replica", replicas), workers)
         yield self._slow_in_steps(replicas)
@@ -326,11 +333,13 @@ class _MicrobatchTimes(NamedTuple):
         """Yield slow workers of replicas, then replicas, then microbatches of a replica."""
         microbatches = _places("microbatch", range(self.common.shape[1]))
         machines = [{**worker, **replica} for replica in replicas for worker in workers]
-        yield self._slow("worker", self.stage_logs - _stage_medians(self.stage_logs), machines)
-        yield self._slow("replica", self.logs - _stage_medians(self.logs), replicas)
+        yield self._place_outliers(
+            "worker", self.stage_logs - _stage_medians(self.stage_logs), machines
+        )
+        yield self._place_outliers("replica", self.logs - _stage_medians(self.logs), replicas)
         excess = self.common - np.median(self.common, axis=0)
         places = [{**row, **replica} for replica in replicas for row in microbatches]
-        yield self._slow("microbatch", excess[:, None], places)
+        yield self._place_outliers("microbatch", excess[:, None], places)
 
     def _slow_in_steps(self, replicas: Sequence[int]) -> Sequence[Suspect]:
         """Return microbatches that are slower in one step than in other steps of the replica."""
@@ -347,7 +356,9 @@ class _MicrobatchTimes(NamedTuple):
             suspects.append(_suspect("microbatch", place, ratio, z))
         return suspects
 
-    def _slow(self, kind: str, logs: CellLogs, places: Sequence[Place]) -> Sequence[Suspect]:
+    def _place_outliers(
+        self, kind: str, logs: CellLogs, places: Sequence[Place]
+    ) -> Sequence[Suspect]:
         """Return the places that are outliers even on the stage where they are least slow."""
         logs = np.broadcast_to(logs, self.logs.shape)
         medians, counts = [], []  # median of the least slow stage, fewest microbatches of a stage
@@ -363,7 +374,9 @@ class _MicrobatchTimes(NamedTuple):
         return [_suspect(kind, places[k], ratio, z) for k, _, ratio, z in outliers]
 
 
-def _separate(logs: CellLogs) -> tuple[Float[NumpyArray, "runs microbatches"], CellLogs, float]:
+def _separate_microbatches(
+    logs: CellLogs,
+) -> tuple[Float[NumpyArray, "runs microbatches"], CellLogs, float]:
     """Return the common excess of microbatches, op times without this excess, and their noise."""
     # All are logarithms; the noise is a standard deviation. A long microbatch exceeds the medians
     # of most stages, and a slow worker exceeds the medians of its stages only.
@@ -635,7 +648,7 @@ def _savings(
 
 
 def _late_launches(replayed: Replay) -> Iterator[Suspect]:
-    """Yield ops that start late in most steps though their inputs are there."""
+    """Yield ops that start late in most steps although their inputs are ready."""
     pipelines, odd = replayed.pipelines, [*odd_steps(replayed.pipelines)]
     trace, late = pipelines.trace, np.broadcast_to(pipelines.late_launches, len(pipelines.trace))
     num_steps = len({run.step for run in pipelines.pipelines} - {*odd})
@@ -681,6 +694,6 @@ def _wrong_clocks(offsets: Sequence[Offset]) -> Iterator[Suspect]:
         if offset.is_corrected and offset.step == NONE:
             suffix = f" of replica {offset.replica}" if has_replicas else ""
             error = max(offset.residual, RELATIVE_ERROR * abs(offset.seconds), 1e-12)
-            why = f"is ahead of the others, or behind; known to {1e3 * offset.residual:.3g} ms"
+            why = f"differs from the others; its offset is known to {1e3 * offset.residual:.3g} ms"
             z, name = abs(offset.seconds) / error, f"{offset.worker}{suffix}"
             yield Suspect("clock", name, offset.seconds, ratio=None, z=z, why=why, place={})

@@ -47,7 +47,7 @@ def read_events(
     except sources.CutError as error:
         why = str(error)
     text = "".join(parts)
-    position = _skip(_GAP, text, 0)
+    position = _skip(_GAP, text, 0)  # `_skip` and `_scan` return the position after what they read
     is_list, is_complete = text[position : position + 1] == "[", False
     position += 1
     if is_list:
@@ -127,7 +127,7 @@ class _EventCollector:
         self.threads: set[Any] = set()  # threads that launch work or label ops
 
     def add(self, event: Event) -> None:
-        """Append an event if it is a slice of a pipeline, a kernel or a title."""
+        """Append an event by its kind: slice of a pipeline, kernel, host call, or metadata."""
         self.count += 1
         name, category, kind = event.get("name"), event.get("cat"), event.get("ph")
         # an asynchronous slice, from b to e, has its own track
@@ -264,11 +264,11 @@ def read_chrome(paths: Sequence[Path], request: sources.Request) -> Trace:
     notes = []
     if all(rows.rank == NONE for file in files for rows in file.ranks):
         files = _number_ranks(files, cells)
-        notes.append("no file says ranks: they follow stages, then file names, then processes")
+        notes.append("no file states ranks: they follow stages, then file names, then processes")
     is_pytorch = any(labels.parse_label(name) for name in by_label)
     for k, (path, ranks, zero) in enumerate(files):
         if count := sum(rows.rank == NONE for rows in ranks):
-            why = "neither it nor its name says of which rank it is"
+            why = "neither its content nor its name states its rank"
             request.left_out.append(LeftOut(str(path), why, count))
         ranks = [
             rows for rows in ranks if rows.rank != NONE and any(map(cells.__getitem__, rows.label))
@@ -285,6 +285,7 @@ def read_chrome(paths: Sequence[Path], request: sources.Request) -> Trace:
 
 
 def _number_ranks(files: Sequence[RankFile], cells: labels.Cells) -> list[RankFile]:
+    """Number the ranks of all files by their first stage, then in the order of the files."""
     stages = [
         min((cells[label][0].stage for label in rows.label if cells[label]), default=NONE)
         for file in files
@@ -315,11 +316,13 @@ def _read_file(
     left_out += [LeftOut(f"slices of {path}", why, n) for why, n in events.faults.items()]
     if not (events.slices or events.export_slices or events.faults):
         why = f"none of its {events.count:,} events has a label of {', '.join(labels.FRAMEWORKS)}"
-        left_out.append(LeftOut(str(path), f"{why}, as PP:0F1 or forward_step"))
+        left_out.append(LeftOut(str(path), f"{why}, such as PP:0F1 or forward_step"))
         return [], None
     if events.export_slices:
         if unknown := events.unknown_ops:
-            what = f"{unknown.total()} ops of {path} are as {unknown.most_common(1)[0][0]!r}"
+            what = (
+                f"{unknown.total()} ops of {path} have others, as {unknown.most_common(1)[0][0]!r}"
+            )
             raise wrong("files", f"must have phases by known names: {what}")
         return events.export_rows(), None
     info = header.get("distributedInfo")

@@ -69,7 +69,7 @@ def read_columns(paths: Sequence[Path], request: Request) -> Trace:
         file_batches: list[Columns] = []
         unstated: set[str] = set()
         try:
-            for batch in _batches(path, request, unstated):
+            for batch in _read_batches(path, request, unstated):
                 file_batches.append(batch | {"file": np.full(len(batch["start"]), number)})
         except (ValueError, OSError) as error:
             request.left_out.append(LeftOut(str(path), str(error)))
@@ -107,7 +107,7 @@ def _with_workers(trace: Trace, world: int | None) -> Trace:
     """Return a trace with its number of workers: `world` if stated, else the number in rows."""
     if world is None:
         _check_last_stage(vars(trace), trace.phases)
-        note = f"no file says workers: {trace.workers}, the largest number in the rows"
+        note = f"no file states workers: {trace.workers}, from the largest number in the rows"
         return dataclasses.replace(trace, inferred=(*trace.inferred, note))
     replicas = int(trace.replica.max(initial=0)) + 1
     workers, rest = divmod(world, replicas)
@@ -134,7 +134,7 @@ def _check_one_run(rows: Columns, file: NumpyArray, paths: Sequence[Path]) -> No
         row = contradictions[0]
         earlier, later = paths[int(file[first_row[row]])], paths[int(file[row])]
         where = [f"{k} {rows[k][row]:.0f}" for k in ("step", "replica", "worker") if k in rows]
-        message = f"{earlier} and {later} both tell of {', '.join(where)}"
+        message = f"{earlier} and {later} both have ops of {', '.join(where)}"
         raise wrong("files", f"must be of one run: {message}")
 
 
@@ -144,7 +144,7 @@ def _encode(names: NumpyArray, position: Mapping[str, int]) -> NumpyArray:
     return np.array([position[str(name)] for name in distinct], np.int64)[code]
 
 
-def _batches(path: Path, request: Request, unstated: set[str]) -> Iterator[Columns]:
+def _read_batches(path: Path, request: Request, unstated: set[str]) -> Iterator[Columns]:
     """Yield batches of a file's rows, with invalid cells as NaN and times in seconds."""
     # Roles (start, end, duration) whose unit no column name states are added to `unstated`; their
     # times stay in the unit of the file.
@@ -155,10 +155,10 @@ def _batches(path: Path, request: Request, unstated: set[str]) -> Iterator[Colum
         cells |= _with_points(
             {roles[role][0]: cells[roles[role][0]] for role in {*_TIMES} & {*roles}}
         )
-        batch = {"phase": _names(cells[roles["phase"][0]]), "row": rows}
+        batch = {"phase": _texts(cells[roles["phase"][0]]), "row": rows}
         for role, (name, unit) in roles.items():
             if role != "phase":
-                batch[role], has_dates = _numbers(cells[name])
+                batch[role], has_dates = _times_or_numbers(cells[name])
                 if role in _TIMES and unit and not has_dates:
                     batch[role] *= SECONDS[unit]
                 elif role in _TIMES and not has_dates:
@@ -186,7 +186,7 @@ def _set_unit(
     seconds, start = np.concatenate(durations), np.concatenate(starts)
     if unstated and len(seconds):
         if "start" in unstated and stated:
-            why = f"{path} states that of {', '.join(sorted(stated))}, not of start"
+            why = f"{path} states the unit of {', '.join(sorted(stated))}, but not of start"
             raise wrong("files", f"must state the unit of times: {why}; rename its columns")
         unit = infer_unit(seconds, start if "start" in unstated else np.zeros(1))
         for batch, role in itertools.product(batches, unstated):
@@ -285,7 +285,7 @@ def _read_csv(path: Path, request: Request) -> Iterator[tuple[Roles, Columns, Nu
             lines.append(reader.line_num + 1)
         elif row:
             invalid.append(reader.line_num + 1)
-    why = f"they have other than the {len(header)} cells of the header"
+    why = f"their number of cells is not the header's, {len(header)}"
     request.left_out.extend(rows_left_out(path, why, invalid))
 
 
@@ -377,11 +377,11 @@ def _split_unit(name: str) -> tuple[str, str | None]:
     return (base, _SUFFIXES[suffix]) if base and suffix in _SUFFIXES else (words, None)
 
 
-def _names(cells: NumpyArray) -> NumpyArray:
+def _texts(cells: NumpyArray) -> NumpyArray:
     return np.array(["" if cell is None else str(cell)[:_MAX_NAME] for cell in cells.tolist()])
 
 
-def _numbers(cells: NumpyArray) -> tuple[Float[NumpyArray, " rows"], bool]:
+def _times_or_numbers(cells: NumpyArray) -> tuple[Float[NumpyArray, " rows"], bool]:
     """Return cells as numbers, and whether they are times or dates (converted to seconds)."""
     kind = cells.dtype.kind
     if kind in "mM":
@@ -391,11 +391,11 @@ def _numbers(cells: NumpyArray) -> tuple[Float[NumpyArray, " rows"], bool]:
         with np.errstate(invalid="ignore"):  # a value out of range becomes NaN
             return cells.astype(np.float64), False
     except (ValueError, TypeError):
-        numbers = np.array([_number(cell, float) for cell in cells.tolist()], np.float64)
+        numbers = np.array([_convert_or_nan(cell, float) for cell in cells.tolist()], np.float64)
     if np.isfinite(numbers).any():
         return numbers, False
     dates = [
-        _number(cell, lambda text: datetime.datetime.fromisoformat(text).timestamp())
+        _convert_or_nan(cell, lambda text: datetime.datetime.fromisoformat(text).timestamp())
         for cell in cells.tolist()
     ]
     return np.array(dates, np.float64), True
@@ -415,7 +415,7 @@ def _with_points(cells: Columns) -> Columns:
     }
 
 
-def _number(cell: object, convert: Callable[[Any], float]) -> float:
+def _convert_or_nan(cell: object, convert: Callable[[Any], float]) -> float:
     try:
         return convert(cell)
     except (ValueError, TypeError):
@@ -443,9 +443,9 @@ def _check_last_stage(columns: Columns, phases: Sequence[str]) -> None:
     usual_gap = np.median(gap[np.isin(worker, worker[first_backwards])])
     usual_wait = max(_WAIT_BACKWARDS * usual_time, _WAIT_GAPS * usual_gap)
     if np.median(gap[first_backwards]) > usual_wait:
-        why = f"backwards of the last stage, {stage.max()}, wait for what is no op"
+        why = f"backwards of the last stage, {stage.max()}, wait for no op of these files"
         ranks = (int(columns["worker"].max()) + 1) * (int(columns["replica"].max()) + 1)
-        raise wrong("files", f"must be of all workers: {why}; --world {ranks} accepts them so")
+        raise wrong("files", f"must be of all workers: {why}; --world {ranks} accepts the files")
 
 
 def _check_numbers(rows: Columns) -> None:
@@ -460,7 +460,7 @@ def _check_numbers(rows: Columns) -> None:
     # 1 2 3 4, or global ranks 0 8 16 24
     if len(steps) == 1 and (numbers[0] == 1 or steps != {1}):
         listed = ", ".join([*map(str, numbers[:MAX_LISTED]), *[".."] * (len(numbers) > MAX_LISTED)])
-        raise wrong("files", f"must hold all workers and number them from 0 in turn, got {listed}")
+        raise wrong("files", f"must hold all workers, numbered 0, 1, 2 and so on, got {listed}")
     times = np.concatenate([rows["start"], rows["end"]])
     times = times[np.isfinite(times)]
     largest = np.float32(np.abs(times).max(initial=0.0))

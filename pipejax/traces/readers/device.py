@@ -26,7 +26,7 @@ def split_windows(
     begin: Float[NumpyArray, " windows"],
     end: Float[NumpyArray, " windows"],
 ) -> Float[NumpyArray, "5 windows"]:
-    """Divide windows from `begin` to `end` into the times of a `StepBudget`; all in us."""
+    """Divide windows from `begin` to `end` into times by cause, as in `StepBudget`; all in us."""
     # All starts and ends cut time into pieces: slices 0-5 and 3-8 make pieces 0-3, 3-5 and 5-8.
     # Each piece has one cause: the first condition that holds.
     launch, start, stop, _, is_exchange, _ = work[:, np.argsort(work[1], kind="stable")]
@@ -84,7 +84,7 @@ def match_clocks(
     known_ends: dict[int, NumpyArray] = {}
     for k in [*range(len(files))] * len(files):  # a file may match only one that comes later
         if matches.get(k) is None:
-            match = _compare(known_ends, ends[k], keys) if k else ClockMatch(0.0, 0.0, 0)
+            match = _match_two_clocks(known_ends, ends[k], keys) if k else ClockMatch(0.0, 0.0, 0)
             matches[k] = match
             lead = 0.0 if match is None else match.lead
             for key in usable & ends[k].keys() if match else ():
@@ -107,7 +107,7 @@ def _median_ends(ranks: Sequence[Mapping[int, NumpyArray]]) -> dict[int, NumpyAr
     return {key: np.median(e, axis=0) for key, e in by_key.items() if len({*map(len, e)}) == 1}
 
 
-def _compare(
+def _match_two_clocks(
     base: Mapping[int, NumpyArray], other: Mapping[int, NumpyArray], keys: Sequence[Key]
 ) -> ClockMatch | None:
     """Return the match of two clocks with the least spread, from ends of collectives [us]."""

@@ -136,7 +136,7 @@ def place_ranks(
         {*zip(*(part[name][part["stage"] >= 0].tolist() for name in _OP_FIELDS), strict=True)}
         for part in parts
     ]
-    # a pipeline runs every op once, so the ranks that share an op are as many as the replicas
+    # a pipeline runs every op once, so there are as many replicas as ranks that share an op
     counts = Counter(op for rank_ops in ops for op in rank_ops if op[-1] >= 0)
     if replicas and world % replicas:
         raise wrong("replicas", f"must divide the {world} ranks of the run, got {replicas}")
@@ -158,7 +158,7 @@ def place_ranks(
 
     number = replicas or shared or 1
     traces = list_traces(number if world % number == 0 else 1)
-    # one pipeline that can be read in several ways needs no replicas
+    # if a trace is one pipeline in several readings (faults with a value), it needs no replicas
     is_stated = replicas or any(ops) or any(fault.value for fault in faults)
     if not is_stated and not any(map(_is_causal, traces)):
         divisors = [count for count in range(2, world // 2 + 1) if world % count == 0]
@@ -166,8 +166,8 @@ def place_ranks(
         if possible:
             options = " or ".join(f"--replicas {count}" for count in possible)
             why = (
-                f"in one pipeline of {world} ranks ops would start before their inputs; {options} "
-                "would do, or --replicas 1 if only the clocks differ"
+                f"in one pipeline of {world} ranks, ops would start before their inputs; give "
+                f"{options}, or --replicas 1 if only the clocks differ"
             )
             raise wrong("files", f"must state their replicas: {why}")
     if faults and not traces:
@@ -210,7 +210,7 @@ def _select_trace(traces: Sequence[Trace], replicas: int) -> Trace:
         if len(possible) > 1:
             possible = [trace for trace in possible if is_plausible(trace)]
     if len(possible) != 1:
-        why = f"{replicas} replicas run the same ops, and {len(possible)} deals of ranks can be"
+        why = f"{replicas} replicas run the same ops, and {len(possible)} ways to number ranks fit"
         raise wrong("files", f"must tell replicas apart: {why}; give the files of one replica")
     return possible[0]
 

@@ -94,7 +94,7 @@ def read_nsight(paths: Sequence[Path], request: Request) -> Trace:
     cells = parse_labels(entry.label for process in all_processes for entry in process.ranges)
     notes = []
     if all_processes and all(process.rank is None for process in all_processes):
-        notes.append("no file says ranks: they follow file names, then devices and processes")
+        notes.append("no file states ranks: they follow file names, then devices and processes")
         for rank, process in enumerate(all_processes):
             process.rank = rank
     files = []
@@ -116,7 +116,7 @@ def _read_file(
     tables = {name for (name,) in names if any(_select(database, name, ["1"]))}
     missing_tables = [table for table in (_RANGES, _CALLS, _KERNELS) if table not in tables]
     if len(missing_tables) == 3:
-        raise TypeError(f"Nsight Systems writes tables as {_RANGES}, and it has no row of them")
+        raise TypeError(f"it has no rows in tables of Nsight Systems such as {_RANGES}")
     if missing_tables:
         why = f"must have NVTX ranges, kernels and CUDA calls: {path} lacks "
         hint = "; write nsys profile --trace=cuda,nvtx, which records them"

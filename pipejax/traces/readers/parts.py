@@ -93,7 +93,7 @@ def join_traces(traces: Sequence[Trace], source: str) -> Trace:
     for values in columns.values():
         is_new[1:] |= np.diff(values[rows]) != 0
     if duplicates := int(np.sum(~is_new)):
-        left_out.append(LeftOut("slices", "they stand twice, alike to the last digit", duplicates))
+        left_out.append(LeftOut("slices", "they are exact copies of others", duplicates))
     columns = {name: values[np.sort(rows[is_new])] for name, values in columns.items()}
     return Trace.from_columns(
         columns,
@@ -144,7 +144,7 @@ def check_phases(columns: Columns, phases: Sequence[str]) -> None:
     is_forward = columns["phase"] == (phases.index("F") if "F" in phases else NONE)
     for code, name in enumerate(phases):
         if name == "R" and count[code] and not {"stage", "microbatch"} <= columns.keys():
-            why = f"must say stage and microbatch of its {count[code]} recomputations (R)"
+            why = f"must state stage and microbatch of {count[code]} recomputations (R)"
             raise wrong("files", why)
         if name in Phase.__members__ or not count[code] or collective_scope(name):
             continue

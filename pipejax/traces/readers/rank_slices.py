@@ -152,7 +152,7 @@ def _with_common_numbers(ranks: Sequence[Rows], notes: list[str]) -> list[Rows]:
             (shift,) = shifts
             notes.append(
                 f"steps: rank {rank.rank} counts {shift:+} from rank {first.rank} at the same "
-                f"times, which decide; step numbers are those of rank {first.rank}"
+                f"times; step numbers are those of rank {first.rank}"
             )
             marks = [(number - shift, begin, end) for number, begin, end in rank.marks]
             rank = rank._replace(marks=marks)
@@ -274,7 +274,7 @@ def join_ranks(
     elif stride > 1 and file_world and not request.sizes.world:
         stride, hint = 1, f"; if one in {stride} is a worker of one pipeline, {_WORLD} says so"
     if stride > 1:
-        notes.append(f"ranks: every {stride}th is given, as a worker of one pipeline")
+        notes.append(f"ranks: only every {stride}th has a file, and is a worker of one pipeline")
     by_rank = [rows._replace(rank=rank // stride) for rank, rows in sorted(ranks.items())]
     is_ours = any(rows.is_ours for rows in by_rank)
     user_world = request.sizes.world // stride
@@ -383,11 +383,11 @@ def _merge_files(
         elif file_rows:
             delay = 0.0 if zero is None else (zero - min(zeros)) / _NANOSECONDS
             sound_rows = [_drop_damaged_work(rows, request) for rows in file_rows]
-            shifted_files.append((path, [_shift(rows, delay) for rows in sound_rows]))
+            shifted_files.append((path, [_delay_rows(rows, delay) for rows in sound_rows]))
     matches = match_clocks([[rows.work for rows in ranks] for _, ranks in shifted_files], keys)
     notes: list[str] = []
     if len(shifted_files) > 1 and not zeros and None in matches:
-        notes.append("clocks: those of all files are one, for no file states when its clock began")
+        notes.append("clocks: all files count as one clock, as no file states when its clock began")
     ranks: dict[int, Rows] = {}
     sources: dict[int, list[tuple[Path, Rows]]] = {}
     for (path, file_rows), match in zip(shifted_files, matches, strict=True):
@@ -400,7 +400,7 @@ def _merge_files(
             why = f"{match.num_collectives} collectives end together within {spread}"
             notes.append(f"clock of {path.name}: {lag}, corrected: {why}")
         for rows in file_rows:
-            rows = _shift(rows, -lead)
+            rows = _delay_rows(rows, -lead)
             for source, other in sources.get(rows.rank, []):
                 if all(map(np.array_equal, rows[1:4], other[1:4])):  # label, start, end
                     request.left_out.append(LeftOut(str(path), f"a copy of {source.name}"))
@@ -410,7 +410,7 @@ def _merge_files(
                     raise wrong("files", f"must be of one run: {why}; give the files of one job")
             else:
                 joined = ranks.get(rows.rank)
-                ranks[rows.rank] = rows if joined is None else _join(joined, rows)
+                ranks[rows.rank] = rows if joined is None else _join_rows(joined, rows)
                 sources.setdefault(rows.rank, []).append((path, rows))
     since_1970 = min((rows.start[0] for rows in ranks.values()), default=0.0) > _IN_2001
     has_clock = len(shifted_files) == 1 or bool(zeros) or None not in matches or since_1970
@@ -425,7 +425,8 @@ def _drop_damaged_work(rows: Rows, request: Request) -> Rows:
     return rows._replace(work=rows.work[:, is_sound])
 
 
-def _shift(rows: Rows, delay: float) -> Rows:
+def _delay_rows(rows: Rows, delay: float) -> Rows:
+    """Return the slices of a rank with all their times later by `delay` [us]."""
     return rows._replace(
         start=rows.start + delay,
         end=rows.end + delay,
@@ -436,7 +437,8 @@ def _shift(rows: Rows, delay: float) -> Rows:
     )
 
 
-def _join(first: Rows, second: Rows) -> Rows:
+def _join_rows(first: Rows, second: Rows) -> Rows:
+    """Join the slices of a rank from two files."""
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(first, name), getattr(second, name)], axis=-1)
         for name in ("label", "start", "end", "receives", "work", "syncs")

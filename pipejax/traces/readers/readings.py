@@ -89,8 +89,8 @@ def complete(columns: Columns, kind: NumpyArray, sizes: RunSizes, *, by_step: bo
         _assign_other_steps(columns, kind)
     how, count = "by order in time, the only reading that fits the counts", len(candidates)
     if count > 1:
-        how = f"the only one of {count} readings in which ops start after what they wait for"
-    return [f"no file says {missing_text}: {possible[0].text()} is {how}"]
+        how = f"the only one of {count} readings in which ops start after their inputs"
+    return [f"no file states {missing_text}: {possible[0].text()} is {how}"]
 
 
 def _why_ambiguous(
@@ -104,14 +104,14 @@ def _why_ambiguous(
     if not candidates:
         why = "no reading has these sizes"
     elif not possible:
-        why = f"in none of {len(candidates)} readings every op starts after what it waits for"
+        why = f"in each of {len(candidates)} readings some op starts before its inputs end"
     options = [
         f"--{option} {getattr(possible[-1], name)}"
         for name, option in _OPTIONS.items()
         if len({getattr(reading, name) for reading in possible}) > 1
     ]
     options.append(f"--columns {missing[-1]}=NAME")
-    return f"must say {', '.join(missing)}: {why}; to choose, give {' or '.join(options)}"
+    return f"must state {', '.join(missing)}: {why}; to choose, give {' or '.join(options)}"
 
 
 def _assign_other_steps(columns: Columns, kind: NumpyArray) -> None:
@@ -147,7 +147,9 @@ def _number_turns(ops: Columns) -> tuple[Numbers, int]:
     if np.array_equal(place[input_grads], place[weight_grads]):
         turn[weight_grads] = turn[input_grads]
     elif not is_numbered and ((weight_count > 0) & (weight_count < backward_count)).any():
-        raise wrong("files", "must say stage and microbatch: which backwards have a W is not said")
+        raise wrong(
+            "files", "must state stage and microbatch: some backwards have a W, others none"
+        )
     counts = Counter(np.bincount(group[~is_weight]).tolist())
     return turn, int(counts.most_common(1)[0][0])
 

@@ -291,7 +291,9 @@ def _find_table(
     key = np.stack([*(field[slices] for field in keys), is_second]).tobytes()
     if key not in answers:
         try:
-            tables.append(ScheduleTable.from_rows(_rows(trace, slices, is_second), name="trace"))
+            tables.append(
+                ScheduleTable.from_rows(_table_rows(trace, slices, is_second), name="trace")
+            )
             answers[key] = len(tables) - 1, None
         except ScheduleError as error:
             answers[key] = NONE, f"no order that can run: {error.reason}"
@@ -327,15 +329,16 @@ class PipelineOps(NamedTuple):
         """Select the ops of these pipelines of a trace."""
         slices = np.concatenate([pipeline.slices for pipeline in pipelines])
         is_second = is_second_of_pair(trace, slices)
+        counts = [len(pipeline.slices) for pipeline in pipelines]
         return cls(
-            np.repeat(np.arange(len(pipelines)), [len(pipeline.slices) for pipeline in pipelines]),
-            slices,
-            trace.stage[slices],
-            trace.microbatch[slices],
-            _op_phases(trace)[trace.phase[slices]],
-            np.append(is_second[1:], False),
-            is_second,
-            trace.end[slices] - trace.start[slices],
+            run=np.repeat(np.arange(len(pipelines)), counts),
+            slices=slices,
+            stage=trace.stage[slices],
+            microbatch=trace.microbatch[slices],
+            phase=_op_phases(trace)[trace.phase[slices]],
+            is_first=np.append(is_second[1:], False),
+            is_second=is_second,
+            seconds=trace.end[slices] - trace.start[slices],
         )
 
     def by_kind(self) -> Iterator[tuple[str, "PipelineOps"]]:
@@ -352,7 +355,7 @@ def _op_phases(trace: Trace) -> Slices:
     return np.array([OPS.index(name) if name in OPS else NONE for name in trace.phases])
 
 
-def _rows(
+def _table_rows(
     trace: Trace, slices: Slices, is_second: Bool[NumpyArray, " ops"]
 ) -> Sequence[Sequence[Cell]]:
     """Return the cells of every worker; a cell has one op, or both ops of a fused pair."""
@@ -378,7 +381,7 @@ def _find_early_op(trace: Trace, slices: Slices, lead: Float[NumpyArray, " slice
     if max_lead <= tolerance:
         return None
     return (
-        f"{op_name(trace, worst)} starts {1e3 * max_lead:.3g} ms before what it waits for has "
+        f"{op_name(trace, worst)} starts {1e3 * max_lead:.3g} ms before its input has "
         f"ended: clocks may differ{_find_included_waits(trace, slices, lead, tolerance)}"
     )
 
@@ -406,8 +409,8 @@ def _find_included_waits(
         return ""
     share = f"{gapless_count[suspects].sum()} of {count[suspects].sum()}"
     return (
-        f", or slices of worker {', '.join(map(str, suspects))} seem to hold their waits: "
-        f"{share} begin where the one before ended, "
+        f", or slices of worker {', '.join(map(str, suspects))} seem to include waits: "
+        f"{share} begin where the previous slice ended, "
         "and no offset of clocks explains the messages of both directions; record receives as "
         "slices of their own, or ops without their waits"
     )

@@ -84,6 +84,7 @@ class _GraphBuilder:
         self.heads.append(heads)
 
     def build(self) -> StepGraph:
+        """Number the nodes in topological order, and return the graph."""
         tail, head = np.concatenate(self.tails), np.concatenate(self.heads)
         order = topological_order(self.size, tail, head)
         number = np.empty_like(order)
