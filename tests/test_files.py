@@ -107,7 +107,7 @@ def test_a_placement_that_a_csv_cannot_tell_is_said_to_be_lost(tmp_path):
     table = pj.ScheduleTable.from_rows(rows, **where)
     with pytest.warns(LossWarning, match="does not hold the placement"):
         pj.write_table(table, tmp_path / "table.csv")
-    with pytest.raises(pj.ScheduleError, match="mirror each other"):
+    with pytest.raises(pj.ScheduleError, match="mirrored workers"):
         pj.read_table(tmp_path / "table.csv")
 
 

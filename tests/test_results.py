@@ -313,7 +313,7 @@ def test_conditions_on_rates_have_units():
     with pytest.raises(ValueError, match="did you mean GB/s"):  # a size is no rate
         result.where(["network.bandwidth>50GB"])
     for bits in ("300Gb/s", "300Gbps", "300 Gbit/s"):
-        with pytest.raises(ValueError, match="bits per second are not known: divide by 8"):
+        with pytest.raises(ValueError, match="bits per second are no unit here: divide by 8"):
             result.where([f"network.bandwidth>{bits}"])
 
 
@@ -338,7 +338,7 @@ def test_only_stores_of_sweeps_are_read(tmp_path, mistake):
     (tmp_path / "other.zarr" / ".zattrs").write_text("{}")
     assert "no store that was written here" in mistake("sweep", "show", tmp_path / "other.zarr")
     (tmp_path / "other.zarr" / ".zattrs").write_text(json.dumps({"pipejax": "0"}))
-    assert "no store of a sweep" in mistake("sweep", "show", tmp_path / "other.zarr")
+    assert "of another command, not of a sweep" in mistake("sweep", "show", tmp_path / "other.zarr")
 
 
 def test_what_is_printed_and_drawn(store, tmp_path, call):

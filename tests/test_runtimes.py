@@ -166,7 +166,7 @@ def table(*rows, **more):
 
 
 REFUSED = {
-    "stage 0 is on workers 0 and 1, it has one rank each": build("chimera", 2, 2),
+    "stage 0 is on workers 0 and 1, but a stage must be on one rank": build("chimera", 2, 2),
     r"\d+ O cells, it offloads nothing": build("pipe-offload", 2, 8),
     "cells, it updates after the whole table": build("pipedream", 2, 4),
     "2 R cells, it recomputes within the backward": table("0F0 0R0 0B0 0F1 0R1 0B1"),
@@ -195,7 +195,7 @@ def test_all_others_can_be_said(name):
 
 
 def test_waits_are_put_in_and_said():
-    with pytest.warns(RepairNotice, match="it: 1 WAIT_SEND_F, 1 WAIT_SEND_B cells are put in"):
+    with pytest.warns(RepairNotice, match="it: 1 WAIT_SEND_F, 1 WAIT_SEND_B cells are added"):
         whole = add_runtime_cells(table(*SENT), sharding=False)
     assert int(np.isin(whole.phase, WAIT_SEND).sum()) == 2
     assert add_runtime_cells(whole, sharding=False).phase.tolist() == whole.phase.tolist()
@@ -222,7 +222,9 @@ def test_export_puts_in_what_the_runtime_needs(call, tmp_path):
     options = ("--table", str(tmp_path / "sent.csv"), "--format", "torch-csv", "--out", str(out))
     code, _, err = call("export", *options)
     assert code == 0
-    assert "1 WAIT_SEND_F, 1 WAIT_SEND_B cells are put in, PyTorch's runtime needs them" in err
+    assert (
+        "1 WAIT_SEND_F, 1 WAIT_SEND_B cells are added, because PyTorch's runtime needs them" in err
+    )
     assert out.read_text().splitlines()[0] == (
         "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0WAIT_SEND_F0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD"
     )
@@ -486,7 +488,7 @@ def test_what_a_runtime_has_no_word_for_is_refused_or_said(write):
 
 def test_weight_gradients_of_the_first_stage_that_move_are_said():
     apart = pj.ScheduleTable.from_rows([["0F0", "0F1", "0I0", "0I1", "0W0", "0W1"]])
-    with pytest.warns(LossWarning, match="2 weight gradients of stage 0 stand with its input"):
+    with pytest.warns(LossWarning, match="2 weight gradients of stage 0 move to its input"):
         to_jaxpp(apart)
 
 

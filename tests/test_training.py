@@ -246,7 +246,7 @@ THEORY |= dict.fromkeys(("smoothness", "gradient_bound", "gap"), 1.0)
 
 def test_mistakes_with_stacked_objectives(quadratic):
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), quadratic)
-    with pytest.raises(ValueError, match=r"got 3 seeds, and stacked \(2,\)"):
+    with pytest.raises(ValueError, match=r"got 3 seeds for a stack of shape \(2,\)"):
         pt.sweep_randomized_pipedream(stacked, step_sizes=[0.1], seeds=[0, 1, 2], updates=4)
     with pytest.raises(ValueError, match="objective must be a single one, got 2 stacked"):
         pt.randomized_pipedream(stacked, step_size=0.1, seed=0, updates=4)

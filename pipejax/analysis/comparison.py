@@ -290,7 +290,7 @@ def compare(
 
 
 def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots: Slots) -> str:
-    """Say why the bubble ratio of a run differs from that of its table."""
+    """Say why the bubble ratios of a run and its table differ."""
     reasons = _path_reasons(run)
     phases = {*table.grammar.compute} - {*table.grammar.recomputing}
     times = {
@@ -337,7 +337,7 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
 
 
 def _path_reasons(run: Evaluation) -> list[str]:
-    """Say what shares of the critical path messages and other costs beside compute take."""
+    """List texts with the shares of the critical path that messages and other waits take."""
     reasons: list[str] = []
     for names, words in _PATH_COSTS.items():
         percent = 100 * sum(run.path_share.get(name, 0.0) for name in names)
@@ -356,7 +356,7 @@ def _range_text(value: Any) -> str:
 def _worker_factors(
     table: ScheduleTable, times: Mapping[str, NumpyArray]
 ) -> Float[NumpyArray, " workers"] | None:
-    """Divide the op times of each worker by those of the median worker."""
+    """Return how many times as long as the median worker each worker takes for its ops."""
     # It is None if all workers are equally fast, or if the ops of a worker have different factors.
     sizes = (table.num_stages, table.num_microbatches)
     worker = np.broadcast_to(op_workers(table).reshape(sizes[0], -1), sizes)
@@ -408,7 +408,7 @@ class RowDifference(NamedTuple):
 class TableDifference(NamedTuple):
     """Differences between two tables."""
 
-    # pairs hold the value of the first table, then that of the second
+    # pairs hold the values of the first and of the second table
     sizes: Mapping[str, tuple[int, int]]  # {workers, stages or microbatches: numbers that differ}
     rows: Sequence[RowDifference]  # workers of both tables whose rows differ
     moved: Mapping[Op, tuple[int, int]]  # {op that runs on different workers: its workers}

@@ -227,9 +227,8 @@ def resolve_choice(value: Any, valid_values: Collection[Any], where: str) -> Any
     match = match_name(value, valid_values)
     if match is None:
         listed = ", ".join(map(_quote_empty, valid_values))
-        raise wrong(
-            where, f"must be one of {listed}, got {value!r}{nearest(value, valid_values)}", value
-        )
+        hint = nearest(value, valid_values)
+        raise wrong(where, f"must be one of {listed}, got {value!r}{hint}", value)
     return match
 
 
@@ -238,11 +237,9 @@ def check_types(**arguments: tuple[Any, *tuple[type, ...]]) -> None:
     # Traced arguments pass: JAX traces the leaves of a record, not the record.
     for name, (value, *kinds) in arguments.items():
         if not isinstance(value, tuple(kinds)):
-            type_names = " or ".join(
-                "None" if kind is type(None) else kind.__name__ for kind in kinds
-            )
+            names = ("None" if kind is type(None) else kind.__name__ for kind in kinds)
             received = f"{abbreviated(value)} of type {type(value).__name__}"
-            raise TypeError(f"{name} must be of type {type_names}, got {received}")
+            raise TypeError(f"{name} must be of type {' or '.join(names)}, got {received}")
 
 
 def check_local_search(iterations: Any, seed: Any, time_limit: Any) -> tuple[int, int]:

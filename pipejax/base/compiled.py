@@ -86,9 +86,7 @@ def cpu_options(**options: int | bool) -> Options:
     if jax.default_backend() != "cpu":
         return {}
     flags = os.environ.get("XLA_FLAGS", "")
-    return {
-        name: value for name, value in options.items() if name not in flags and _knows(name, value)
-    }
+    return {k: v for k, v in options.items() if k not in flags and _knows(k, v)}
 
 
 @functools.cache

@@ -130,7 +130,7 @@ def read_quantity(text: str, dimension: str, where: str) -> float | None:
     units = UNITS_BY_DIMENSION[dimension]
     if unit not in units:
         if bits := _BITS.fullmatch(unit):
-            reason = f"bits per second are not known: divide by 8 and give {bits[1]}B/s"
+            reason = f"bits per second are no unit here: divide by 8 and give {bits[1]}B/s"
             raise ValueError(f"{where} {text!r}: {reason}")
         raise ValueError(f"{where} {text!r}: {unknown('unit', unit, units)}")
     try:

@@ -54,7 +54,7 @@ def check_origin(path: Path, attributes: Mapping[str, Any]) -> None:
     for key, value in provenance().items():
         if key in ORIGIN and attributes.get(key) != value:
             raise ValueError(
-                f"{path} was begun with {key} {attributes.get(key)}, this is {value}: its results "
+                f"{path} was begun with {key} {attributes.get(key)}, but this is {value}: results "
                 "would not match; give another --out, or --force to begin anew"
             )
 
@@ -132,7 +132,7 @@ def atomic_write(
         if to_stream:
             path.write_bytes(draft.read_bytes())
         elif not replace and os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, "it has come to exist meanwhile", str(path))
+            raise FileExistsError(errno.EEXIST, "another process has made it meanwhile", str(path))
         else:
             _move(draft, target, folder)
 
@@ -258,8 +258,8 @@ def _read_content(path: str | Path, size: int) -> bytes:
             return content
         size = len(content)
     raise ValueError(
-        f"{path}: it has {size / 1e6:,.0f} MB or more, a machine with {memory() / 1e9:,.1f} GB "
-        f"of memory can work with {maximum / 1e6:,.0f} MB"
+        f"{path}: it has {size / 1e6:,.0f} MB or more, but a machine with {memory() / 1e9:,.1f} GB "
+        f"of memory can work with at most {maximum / 1e6:,.0f} MB"
     )
 
 

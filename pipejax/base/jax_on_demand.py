@@ -173,7 +173,7 @@ def _node(tree: Tree) -> _Node | None:
     """Return the root node of a tree, or None if the tree is a leaf."""
     kind: Any = type(tree)
     if tree is None:
-        return _Node((), (), lambda children: None)
+        return _Node((), (), lambda children: None)  # names, children, function that rebuilds
     if kind in _records:
         names, children, static = _records[kind].flatten(tree)
         return _Node(names, children, lambda children: _records[kind].unflatten(static, children))

@@ -214,7 +214,8 @@ def _binary(
 
 
 def _unary(function: Callable[[Any], Any], derivative: Callable[[Any, Any], Any]) -> Any:
-    """Make an elementwise function accept `Many`; `derivative` takes (value, result)."""
+    """Make an elementwise function accept `Many`, values with slopes, by the chain rule."""
+    # `derivative` is a function of (value, result).
 
     def apply_function(many: Many) -> Many:
         value = function(many.value)
@@ -252,7 +253,7 @@ def _shares(wins: NumpyArray, ties: NumpyArray) -> Any:
 
 
 def _joiner(function: Callable[..., NumpyArray]) -> Any:
-    """Make `numpy.concatenate` or `numpy.stack` accept `Many`."""
+    """Make `numpy.concatenate` or `numpy.stack` accept `Many`, values with slopes."""
     # value (batch or 1, *shape), slopes[name] (batch or 1, inputs, *shape)
 
     def join(operands: Sequence[Any], axis: int = 0) -> Many:

@@ -221,7 +221,7 @@ class CountedRuns:
                 lag = [int(r.messages[other].lag) for r in single_runs] if has_lag else zeros
                 self.waits[event].append((other, lag))
 
-    def ends(self, point: Row) -> dict[Event, int]:
+    def event_ends(self, point: Row) -> dict[Event, int]:
         """Return {event: end} at a point, which has the value of each parameter."""
 
         @functools.cache  # many events have the same counts
@@ -235,9 +235,9 @@ class CountedRuns:
             end[event] = max(arrivals, default=0) + seconds((*self.durations[event],))
         return end
 
-    def counts(self, point: Row) -> Row:
+    def path_counts(self, point: Row) -> Row:
         """Return how often each parameter is on a longest path at a point."""
-        end = self.ends(point)
+        end = self.event_ends(point)
         event = max(end, key=lambda event: end[event])
         counts = self.durations[event]
         while waits := self.waits[event]:  # walk from the last event back to the first
@@ -249,7 +249,7 @@ class CountedRuns:
 def _check_facets(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
     """Check that each facet counts a longest path at its point, and that all facets differ."""
     for k, (facet, point) in enumerate(zip(form.facets, form.points, strict=True)):
-        counts = runs.counts(point)
+        counts = runs.path_counts(point)
         if facet != counts:
             yield Discrepancy(f"facet {k}", f"a path of counts {facet}", counts)
         if facet in form.facets[:k]:
@@ -326,7 +326,7 @@ def _check_gap(form: Form, runs: CountedRuns) -> Iterator[Discrepancy]:
             yield Discrepancy(f"cell {k}", f"facet {facet} is the largest", False)
     gap = Fraction(*form.gap)
     for point, value in zip(points, largest, strict=True):
-        length = max(runs.ends(point).values())
+        length = max(runs.event_ends(point).values())
         if length * (1 - gap) > value:
             derived = float(1 - Fraction(value, length))
             yield Discrepancy("gap", float(gap), derived, f"at {point}")

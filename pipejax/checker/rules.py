@@ -139,10 +139,10 @@ class TableRules:
         match = _RULE.fullmatch(text.strip())
         if match is None:
             raise MalformedError(f"{text!r} is not a rule as 'consumer <- producer'")
-        fields = match.groups()
-        ends = self._read_end(fields[:5], text), self._read_end(fields[5:10], text)
-        is_all, offset = fields[10] is not None, int(fields[11] or 0)
-        rule = TableRule(text, *ends, is_all, offset, fields[12] is not None)
+        *fields, all_text, slice_text, message = match.groups()  # five fields for each end
+        ends = self._read_end(fields[:5], text), self._read_end(fields[5:], text)
+        is_all, offset = all_text is not None, int(slice_text or 0)
+        rule = TableRule(text, *ends, is_all, offset, has_message=message is not None)
         consumer, producer = ends
         scopes = [self.scope(end.letters) for end in ends]
         is_legal = "stage" not in scopes and not consumer.offset
@@ -155,10 +155,10 @@ class TableRules:
         is_legal &= producer.microbatch is None or not (is_all or offset)
         is_legal &= not self.graph or abs(producer.offset) < 2
         if not is_legal:
-            raise MalformedError(f"rule {text!r} leads from no op or to none")
+            raise MalformedError(f"rule {text!r}: no op can be its consumer or producer")
         return rule
 
-    def _read_end(self, fields: tuple[Any, ...], text: str) -> RuleEnd:
+    def _read_end(self, fields: list[Any], text: str) -> RuleEnd:
         """Return the consumer or producer of a rule from five groups matched by `_RULE`."""
         stage, letters, microbatch, slice_text, place = fields
         if letters not in self.kinds and letters not in LETTERS:

@@ -199,10 +199,10 @@ class Run:
         for worker in workers:
             self.queues["A", worker].append(((end, stage), reduction))
         pairs = [(a, b) for a in workers for b in workers if a != b]
-        for group in {group for pair in pairs for group in self._groups(*pair)}:
+        for group in {group for pair in pairs for group in self._shared_groups(*pair)}:
             self.queues[group].append(((end, len(self.table.rows), stage), reduction))
 
-    def _groups(self, sender: int, receiver: int) -> list[Event]:
+    def _shared_groups(self, sender: int, receiver: int) -> list[Event]:
         """List the groups of shared links to which the link from sender to receiver belongs."""
         shared = self.links["shared_links"]
         if shared == "pairs":
@@ -254,7 +254,7 @@ class Run:
         self.waits[target].append((event, lag))
         if model == "blocking" and source in self.next_op:
             self._wait(self.next_op[source], event)
-        shared_links = [] if model == "delay" else self._groups(sender, receiver)
+        shared_links = [] if model == "delay" else self._shared_groups(sender, receiver)
         rank = source.slot, direction, op.stage, rule, op.microbatch
         key = (self.unit_end(source), sender, producer.stage, microbatch, *rank)
         for group in shared_links:
@@ -279,7 +279,7 @@ class Run:
         self, event: Event, ops: tuple[TableOp, TableOp], direction: int, key: Event
     ) -> None:
         """Add a message to a queue of its sender and to one of its receiver."""
-        # Queues have the order of SEND and RECV cells (`ops`); without such cells, that of `key`.
+        # SEND and RECV cells (`ops`) order the queues; without such cells, `key` does.
         workers = self.messages[event].sender, self.messages[event].receiver
         for op, worker, other in zip(ops, workers, workers[::-1], strict=True):
             scope = {"worker": (), "pair": (other,), "direction": (direction,)}

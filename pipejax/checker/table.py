@@ -103,7 +103,7 @@ class Table:
             require_legal(any(row), f"worker {worker} has no op")
             for slot, cell in enumerate(row):
                 for op in cell:
-                    self._place(op, Cell(worker, slot))
+                    self._record_op(op, Cell(worker, slot))
         self.has_communication = any(op.letters in COMMUNICATION for op in self.cell)
         require_legal(
             self.rules.is_usual or not self.has_communication,
@@ -180,7 +180,7 @@ class Table:
             is_same = self.pipes[number] == self.pipes[number - number % slices]
             require_legal(is_same, f"slices of microbatch {number // slices} are in several pipes")
 
-    def _place(self, op: TableOp, cell: Cell) -> None:
+    def _record_op(self, op: TableOp, cell: Cell) -> None:
         """Record the cell of an op; check stage, microbatch and worker, and that the op is new."""
         _, stage, microbatch = op
         text = f"op {self.rules.op_text(op)} on worker {cell.worker}"
@@ -205,10 +205,10 @@ class Table:
         worker, sizes = self.cell[op].worker, (self.num_stages, self.num_microbatches)
         for producer, has_message, rule in self.rules.added_inputs(op, worker, *sizes):
             if producer not in self.cell:
-                self._miss(producer, f"{self.rules.op_text(op)} waits for it")
+                self._raise_missing(producer, f"{self.rules.op_text(op)} waits for it")
             yield producer, has_message, rule
 
-    def _miss(self, op: TableOp, why: str) -> None:
+    def _raise_missing(self, op: TableOp, why: str) -> None:
         require_legal(False, f"missing op {self.rules.op_text(op)}: {why}")
 
     def _check_complete(self) -> None:
@@ -223,16 +223,16 @@ class Table:
             if op.letters in ("WAIT_O", *WAIT_SEND):
                 producer = awaited_op(op)
                 if producer not in self.cell:
-                    self._miss(producer, f"{rules.op_text(op)} waits for it")
+                    self._raise_missing(producer, f"{rules.op_text(op)} waits for it")
 
     def _check_passes(self, stage: int, microbatch: int) -> None:
         """Check the ops of a microbatch on a stage: F, a backward, and O only together with L."""
         ops = {letters: TableOp(letters, stage, microbatch) for letters in "FBIWOLU"}
         has = {letters: op in self.cell for letters, op in ops.items()}
         if not has["F"]:
-            self._miss(ops["F"], "there is no forward")
+            self._raise_missing(ops["F"], "there is no forward")
         if has["O"] != has["L"]:
-            self._miss(ops["L" if has["O"] else "O"], "an offload and its load belong together")
+            self._raise_missing(ops["L" if has["O"] else "O"], "O and L belong together")
         if self.rules.forward_only:
             for letters in "BIWU":
                 text = self.rules.op_text(ops[letters])
@@ -240,7 +240,7 @@ class Table:
         elif not has["B"]:
             for letters in "BIW" if not has["I"] and not has["W"] else "IW":
                 if not has[letters]:
-                    self._miss(ops[letters], "there is no whole backward")
+                    self._raise_missing(ops[letters], "there is no whole backward")
         else:
             is_split = has["I"] or has["W"]
             text = self.rules.op_text(ops["B"])
@@ -281,12 +281,12 @@ class Table:
             message_ops |= {send, receive}
             for end in (send, receive):
                 if end not in self.cell:
-                    self._miss(end, f"{self.rules.op_text(op)} waits for its message")
+                    self._raise_missing(end, f"{self.rules.op_text(op)} waits for its message")
             text = self.rules.op_text(send)
             is_behind = self.cell[send] > self.cell[producer]
             require_legal(is_behind, f"{text} stands before its message is computed")
             is_before = self.cell[receive] < self.cell[op]
-            require_legal(is_before, f"{self.rules.op_text(receive)} stands behind its use")
+            require_legal(is_before, f"{self.rules.op_text(receive)} stands after its use")
         for op in self.cell:
             is_idle = op.letters in COMMUNICATION and op not in message_ops
             require_legal(not is_idle, f"{self.rules.op_text(op)} transfers no message")

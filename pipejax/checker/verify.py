@@ -65,13 +65,15 @@ def derive_bounds(
     table: Table, links: Prices, seconds: Prices, memory: Prices, claims: Mapping[str, Any]
 ) -> dict[str, float]:
     """Return {kind of bound: lower bound [s]} for the kinds in `DERIVED` that apply."""
-    # the claims say whether they are about a span, which limits hold, and whether ops may offload
+    # path: a run whose messages wait for no link. worker, stage: all ops of a worker or a stage.
+    # memory chain: forwards also wait for memory. memory area: the memory x time of activations.
     is_span, limits = claims["objective"] == "span", claims["limits"]
     may_offload = claims["offload"]
     bounds = {}
     if not is_span:  # a span excludes the time before its first op
-        free = NO_LINKS | {"host_links": links["host_links"], "pairs": {}, "has_rendezvous": False}
-        bounds["path"] = max(Run(table, free, seconds).end.values())
+        links_without_queues = NO_LINKS | {"pairs": {}, "has_rendezvous": False}
+        links_without_queues |= {"host_links": links["host_links"]}
+        bounds["path"] = max(Run(table, links_without_queues, seconds).end.values())
     if not table.rules.is_usual:
         return bounds
     pipes = range(len(table.placement))
@@ -96,7 +98,7 @@ def derive_bounds(
 
 
 def _minima(values: Any, axes: int) -> Any:
-    """Return the minima over the microbatch axis, if there is one behind the first `axes` axes."""
+    """Return minima over microbatches, if these are an axis after the first `axes` axes."""
     if axes:
         return [_minima(entry, axes - 1) for entry in values]
     return min(values) if isinstance(values, list) else values
@@ -112,7 +114,7 @@ def pipe_stages(
         return []
     times = {key: _minima(value, 3 if key in MESSAGE else 1) for key, value in seconds.items()}
     sizes = {key: _minima(memory[key], 1) for key in ("sizes", "weight_share")}
-    f, b, i, w, a, u = (times[letters] for letters in "FBIWAU")
+    f, b, i, w, a, u = (times[letters] for letters in "FBIWAU")  # times by stage [s]
     stages = range(table.num_stages)
 
     def message_time(direction: int, boundary: int) -> float:

@@ -190,9 +190,8 @@ def _piece_matrix(piece: Piece, costs: NodeCosts) -> Matrix:
     duration, lag = map(jnp.asarray, costs)
     size = piece.num_inputs
     identity = jnp.where(jnp.eye(size, dtype=bool), 0, -jnp.inf).astype(duration.dtype)
-    paths = jnp.concatenate(
-        [identity, jnp.full((len(piece.nodes), size), -jnp.inf, identity.dtype)]
-    )
+    unknown_rows = jnp.full((len(piece.nodes), size), -jnp.inf, identity.dtype)
+    paths = jnp.concatenate([identity, unknown_rows])
 
     def fill_row(paths: Array, node: tuple[Array, Array, Array, Array]) -> tuple[Array, None]:
         """Set a node's row: the longest paths [s] from all inputs to its end."""

@@ -299,7 +299,7 @@ def longest_spans_and_grad(
 def _scan_nodes(preds: Preds, duration: Times, lag: Lags) -> tuple[Times, Int[Array, " nodes"]]:
     """Return each node's finish time [s], and the column of its latest predecessor in `preds`."""
 
-    # argmax has no derivative: derivatives are those of the latest arrival alone
+    # argmax has no derivative, so only the latest arrival has derivatives
     def finish_node(finish: Times, row: Row) -> tuple[Times, Int[Array, ""]]:
         """Compute the finish time of one node; emit the column of its latest predecessor."""
         node, node_preds, seconds, lags = row

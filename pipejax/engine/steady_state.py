@@ -134,7 +134,7 @@ class _Columns:
 
     @staticmethod
     def _rows(program: Program) -> IntArray:
-        """Return the worker of each node: that of its row, or that whose compute the node uses."""
+        """Return the worker of each node (nodes): of its row, or of the compute that it uses."""
         worker, cells = np.array(program.worker), np.asarray(program.node_of_cell)
         row, slot = np.nonzero(cells != SOURCE)
         worker[cells[row, slot]] = row

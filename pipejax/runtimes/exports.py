@@ -175,8 +175,8 @@ def _with_whole_first_stage(table: ScheduleTable) -> Iterator[list[Cell]]:
         yield [tuple(whole.get(op, op) for op in cell if op[:2] != (Phase.W, 0)) for cell in row]
     if num_moved:
         warnings.warn(
-            f"{num_moved} weight gradients of stage 0 stand with its input gradients: JaxPP does "
-            "not split the backward of the first stage",
+            f"{num_moved} weight gradients of stage 0 move to its input gradients, because JaxPP "
+            "does not split the backward of the first stage",
             LossWarning,
             stacklevel=2,
         )
@@ -249,8 +249,8 @@ def add_runtime_cells(table: ScheduleTable, *, sharding: bool) -> ScheduleTable:
     listed = ", ".join(f"{counts[phase]} {phase.name}" for phase in Phase if counts[phase])
     if listed:
         warnings.warn(
-            f"{table.name}: {listed} cells are put in, PyTorch's runtime needs them beside SEND "
-            "and RECV",
+            f"{table.name}: {listed} cells are added, because PyTorch's runtime needs them beside "
+            "SEND and RECV",
             RepairNotice,
             stacklevel=2,
         )
@@ -292,7 +292,7 @@ def check_ranks(table: ScheduleTable) -> None:
             where = " and ".join(map(str, sorted({*workers})))
             raise ValueError(
                 f"PyTorch's runtime cannot run {table.name}: stage {stage} is on workers {where}, "
-                "it has one rank each"
+                "but a stage must be on one rank"
             )
 
 

@@ -26,7 +26,7 @@ from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 
 # A runtime trains a small model for one step, divided into the stages of the table. It compares
-# the gradients with those of the model without a pipeline, and may measure step times.
+# the gradients with a run without a pipeline, and may measure step times.
 
 # name of a runtime -> module with its function `run_table`, imported at first use
 RUNTIMES = {"jax": "pipejax.runtimes.spmd.runtime", "torch": "pipejax.runtimes.gloo.runtime"}
@@ -103,7 +103,7 @@ def call_together(
                     files = {"answer": str(place / f"{k}.json"), "meeting": str(place / "meeting")}
                     _stdin(process).write(json.dumps({**request, **files}).encode() + b"\n")
                     _stdin(process).flush()
-                failure = _wait(processes, timeout)
+                failure = _wait_for_all(processes, timeout)
             finally:
                 end_all()
                 for process in processes:
@@ -165,7 +165,7 @@ def _stdin(process: "subprocess.Popen[bytes]") -> IO[bytes]:
     return process.stdin
 
 
-def _wait(
+def _wait_for_all(
     processes: Sequence["subprocess.Popen[bytes]"], timeout: float | None
 ) -> tuple[int, str] | None:
     """Wait until all processes end or one fails; return (number, failure) of the failed one."""

@@ -53,7 +53,7 @@ def _missing_error(content: Content, op: Op, worker: int, why: str) -> ScheduleE
 
 
 def _refuse_cells(content: Content, cells: NumpyArray, reason: str, *phases: AnyPhase) -> None:
-    """Refuse faulty cells: raise the error of `_cell_error` for the first one, if there is any."""
+    """Raise an error that shows the first of the faulty cells; do nothing if there is none."""
     if len(cells):
         raise _cell_error(content, cells[0], reason, *phases)
 
@@ -162,9 +162,8 @@ def check_once(content: Content) -> None:
         where = f"on worker {first} in slot {first_slot} and on worker {worker} in slot {slot}"
         if first == worker:
             where = f"on worker {worker}: in slots {first_slot} and {slot}"
-        phase, stage, microbatch = (
-            int(field[order[k]]) for field in (ops.phase, ops.stage, ops.microbatch)
-        )
+        fields = ops.phase, ops.stage, ops.microbatch
+        phase, stage, microbatch = (int(field[order[k]]) for field in fields)
         text = grammar.text((Op(grammar.phases[phase], stage, microbatch),))
         raise ScheduleError(f"op {text} stands twice {where}", place=(worker, slot))
 

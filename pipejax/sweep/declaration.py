@@ -161,7 +161,7 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
     )
     _check_size(declaration, where)
     axes: dict[str, Axis] = {}
-    software, defaults = _defaults(declaration, where)
+    software, defaults = _default_stack(declaration, where)
     for key, field in AXES.items():
         if field.default is NEEDED and key not in declaration:
             raise ValueError(f"{where}: {key} is missing")
@@ -202,7 +202,7 @@ def _axis_values(key: str, declaration: Mapping[str, Any], where: str) -> Any:
     return values
 
 
-def _defaults(declaration: Mapping[str, Any], where: str) -> tuple[Stack, Collection[str]]:
+def _default_stack(declaration: Mapping[str, Any], where: str) -> tuple[Stack, Collection[str]]:
     """Return the default software of the systems, and the keys that software or launchers set."""
     launchers = _read_values("launcher", declaration, where) or (None,)
     records = [find_launcher(name) for name in launchers if name]
@@ -329,6 +329,7 @@ _RANGE = {
 
 
 def _read_range(bounds: Mapping[str, Any], where: str) -> list[float]:
+    """Return the numbers of a range `{from, to, points, scale}`."""
     low, high, points, scale = read_fields(_RANGE, bounds, where).values()
     if scale == "log" and not min(low, high) > 0:
         raise ValueError(f"{where}: a log range needs ends above 0, got {low:g} to {high:g}")
@@ -362,7 +363,7 @@ def _text(read: Callable[[Any], Any], form: str, types: tuple[type, ...] = (str,
 _JSON_TYPES: Mapping[Any, str] = {str: "string", list: "array"}
 
 
-def _as_written(parse: Callable[[str], object], form: str) -> FieldKind:
+def _label_kind(parse: Callable[[str], object], form: str) -> FieldKind:
     """Return the kind of a field whose texts are labels; `parse` refuses wrong texts."""
 
     def check_text(text: str) -> str:
@@ -379,13 +380,14 @@ def _pipeline_layout(value: str | list[Any]) -> str:
 
 
 def _workload_axes() -> dict[str, FileField]:
+    """Return {axis: its values and default} for the fields of a workload."""
     forms = {name: field.form for name, field in WORKLOAD_FIELDS.items()}
     kinds = {name: field.values for name, field in WORKLOAD_FIELDS.items()} | {
         "pipeline_layout": _text(_pipeline_layout, forms["pipeline_layout"], (str, list)),
-        "stragglers": _as_written(
+        "stragglers": _label_kind(
             lambda text: parse_stragglers(text, "stragglers"), forms["stragglers"]
         ),
-        "worker_places": _as_written(
+        "worker_places": _label_kind(
             lambda text: parse_places(text, "worker_places"), forms["worker_places"]
         ),
     }
@@ -489,6 +491,7 @@ _LAUNCHER = _text(lambda name: find_launcher(name).name, "the name of a launcher
 
 
 def _link_axis(name: str) -> FileField:
+    """Return the values and the default of an axis over an option of the links."""
     option, default = LINK_OPTIONS[name], getattr(Links(), name)
     if not option.form:
         return FileField(choice(option.names) if option.names else NUMBER, default)
@@ -497,7 +500,7 @@ def _link_axis(name: str) -> FileField:
         links: dict[str, Any] = {"model": option.models[0], name: option.parse(text, name)}
         return Links(**links)
 
-    return FileField(_as_written(parse_links, option.form), "")
+    return FileField(_label_kind(parse_links, option.form), "")
 
 
 # {key of a declaration: field}; each takes a value or a list, and `target` names the dimension

@@ -79,7 +79,7 @@ class SweepResults(NamedTuple):
     def nearest(self, condition: str) -> tuple[str, float, str] | None:
         """Return (name, nearest value, unit) if no number meets a condition."""
         # It is None if a value meets the condition, if values are texts, or for conditions by "!=".
-        name, sign, value = self._read(condition)
+        name, sign, value = self._read_condition(condition)
         labels = self.axes.get(name, np.array([self.fixed.get(name, "")]))
         if name in self.measures:
             labels = self.measures[name][np.isfinite(self.measures[name])]
@@ -119,19 +119,19 @@ class SweepResults(NamedTuple):
         return -values if name in MORE_IS_BETTER else values
 
     def _along(self, name: str, values: NumpyArray) -> NumpyArray:
-        """Return the value of each point's label; `values` are those of all labels."""
+        """Return the value of each point's label on an axis, given the values of all labels."""
         shape = [-1 if axis == name else 1 for axis in self.axes]
         return np.broadcast_to(values.reshape(shape), _sizes(self)).ravel()
 
     def _is_met(self, text: str) -> NumpyArray:
-        name, sign, value = self._read(text)
+        name, sign, value = self._read_condition(text)
         if name in self.measures:
             return _compare(self.measures[name], sign, value, text)
         if name in self.axes:
             return self._along(name, _compare(self.axes[name], sign, value, text, printed=True))
         return _compare(np.array([self.fixed[name]]), sign, value, text, printed=True)
 
-    def _read(self, text: str) -> tuple[str, str, str]:
+    def _read_condition(self, text: str) -> tuple[str, str, str]:
         """Read a condition as (name, sign, text of the value in SI units)."""
         condition = split_condition(text)
         if condition is None:
@@ -186,12 +186,13 @@ def read_results(path: str | Path) -> SweepResults:
     if not is_dataset(path):
         raise ValueError(f"{path} is no store that was written here")
     if "grid" not in json.loads((path / ATTRIBUTES).read_bytes()):
-        raise ValueError(f"{path} is no store of a sweep, but of another command")
+        raise ValueError(f"{path} is a store of another command, not of a sweep")
     with xr.open_zarr(path, chunks=None) as data:
         return _flatten_variables(data)
 
 
 def _flatten_variables(data: xr.Dataset) -> SweepResults:
+    """Return the variables of a store as arrays (points), in the order of its axes."""
     status = data["status"]
     dims = [str(dim) for dim in status.dims]
     is_whole = _is_whole(data)
@@ -251,7 +252,7 @@ def distinct_best(
 ) -> list[DistinctPoint]:
     """Return the `count` best points by one measure, with points of equal measures merged."""
     order = results.best(is_candidate, measure, len(is_candidate))
-    return _distinct(results, order, [measure], count)
+    return _merge_equal(results, order, [measure], count)
 
 
 def distinct_front(
@@ -264,10 +265,10 @@ def distinct_front(
         point_costs = costs[:, [place]]
         is_tied = np.all(np.abs(costs - point_costs) <= TIE * np.abs(point_costs), axis=0)
         places |= dict.fromkeys(np.flatnonzero(is_candidate & is_tied).tolist())
-    return _distinct(results, np.array([*places], int), names, len(places))
+    return _merge_equal(results, np.array([*places], int), names, len(places))
 
 
-def _distinct(
+def _merge_equal(
     results: SweepResults, order: Points, names: Sequence[str], count: int
 ) -> list[DistinctPoint]:
     """Return the first `count` points of an order, with equal points merged."""

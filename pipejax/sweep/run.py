@@ -71,10 +71,8 @@ IN_FLOAT64 = functools.partial(jax.enable_x64, True)  # for prices; runs are in 
 
 def evaluate_block(sweep: Sweep, block: Block) -> Values:
     """Evaluate all points of a block; return {variable: array}."""
-    axes = [
-        axis._replace(values=axis.values[cut])
-        for axis, cut in zip(sweep.axes, block.cuts, strict=True)
-    ]
+    cuts = zip(sweep.axes, block.cuts, strict=True)
+    axes = [axis._replace(values=axis.values[cut]) for axis, cut in cuts]
     shape_axes, system_axes = axes[: len(sweep.shape_axes)], axes[len(sweep.shape_axes) :]
     names = [axis.name for axis in shape_axes]
     software: tuple[Stack, ...] = shape_axes[names.index("stack")].values
@@ -120,7 +118,7 @@ def _evaluate_systems(sweep: Sweep, point: Values, systems: System) -> Values:
     values = {name: variable.empty(num_systems) for name, variable in variables.items()}
     values["status"][:] = ILLEGAL
     try:
-        workload = _workload(point, systems)
+        workload = _point_workload(point, systems)
         usable, refusal = _usable_systems(workload, systems)
         values["reason"] = np.array(refusal, object)
         jobs = [
@@ -142,8 +140,8 @@ def _evaluate_systems(sweep: Sweep, point: Values, systems: System) -> Values:
         batch_size = max(1, MAX_NUMBERS // job.table.num_stages)
         for begin in range(0, len(rows), batch_size):
             batch = rows[begin : begin + batch_size]
-            priced = _price(job, work, _select(systems, batch), sweep)
-            for name, value in _run(job, priced, sweep).items():
+            priced = _price_job(job, work, _select(systems, batch), sweep)
+            for name, value in _run_job(job, priced, sweep).items():
                 values[name][batch] = value
     return values
 
@@ -179,7 +177,7 @@ def _select(systems: System, rows: Rows) -> System:
     return jax.tree.map(lambda leaf: leaf[rows], systems)
 
 
-def _workload(point: Values, systems: System) -> Workload:
+def _point_workload(point: Values, systems: System) -> Workload:
     """Return the workload of a point, with the defaults of launcher and software."""
     model, _, defaults = launcher_defaults(
         point.get("launcher"), point["model"], systems, point["stack"], point["workers"]
@@ -247,7 +245,7 @@ def _links(point: Values) -> Links:
     return Links(**{name: LINK_OPTIONS[name].parse(v, name) for name, v in values.items() if v})
 
 
-def _price(job: _PipelineJob, work: StageWork, systems: System, sweep: Sweep) -> PricedSystems:
+def _price_job(job: _PipelineJob, work: StageWork, systems: System, sweep: Sweep) -> PricedSystems:
     """Price a job on each system, with factors of slow workers and of fused pairs."""
     priced = price_systems(work, systems, dtype=sweep.dtype)
     slowed_costs = job.slowed.costs(priced.costs)
@@ -257,7 +255,7 @@ def _price(job: _PipelineJob, work: StageWork, systems: System, sweep: Sweep) ->
     return priced._replace(costs=slowed_costs)
 
 
-def _run(job: _PipelineJob, priced: PricedSystems, sweep: Sweep) -> Values:
+def _run_job(job: _PipelineJob, priced: PricedSystems, sweep: Sweep) -> Values:
     """Return {output: results (systems, ..)}; systems with equal eager messages share a program."""
     size = _num_systems(priced.systems)
     results: Values = {}
@@ -287,12 +285,12 @@ def _run_program(
     tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
     workers = job.table.num_workers
     gpus = workers * workload.accelerators_per_worker * workload.data_parallel
-    busy = _busy(priced.costs, program)
+    busy = _mean_busy_time(priced.costs, program)
     runs = SystemRuns(times, busy, tokens, gpus, share, priced.systems)
     return {"step_time": times} | {name: OUTPUTS[name].values(runs) for name in sweep.outputs}
 
 
-def _busy(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
+def _mean_busy_time(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
     """Return the compute time of the mean worker [s] for each system of the batch."""
     # The compute time is a sum over ops: number of ops on the mean worker, times the op time. A
     # fused pair without a time of its own counts as two ops, F and B.
@@ -346,13 +344,12 @@ def _with_equal_structure(systems: tuple[System, ...]) -> list[System]:
     longest = {name: max(len(getattr(system, name).sizes) for system in systems) for name in CURVES}
 
     def pad(curve: Efficiency, steps: int) -> Efficiency:
+        """Extend a curve to a number of steps; the new steps are never reached."""
         count = steps - len(curve.sizes)
         return Efficiency(curve.sizes + (np.inf,) * count, curve.shares + curve.shares[-1:] * count)
 
     def convert(system: System) -> System:
-        curves: dict[str, Any] = {
-            name: pad(getattr(system, name), steps) for name, steps in longest.items()
-        }
+        curves: dict[str, Any] = {k: pad(getattr(system, k), n) for k, n in longest.items()}
         parts = {name: getattr(system, name) for name in FLAGGED}
         if len(flags) > 1:
             parts = {name: with_flags_as_numbers(part) for name, part in parts.items()}

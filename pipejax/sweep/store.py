@@ -95,6 +95,7 @@ def sweep_variables(sweep: Sweep) -> Mapping[str, Variable]:
 
 
 def _output_variable(output: SweepOutput, dtype: str) -> Variable:
+    """Return the variable of the dataset that holds an output."""
     return Variable(
         dtype=output.dtype or dtype,
         fill=NO_RESOURCE if output.is_resource else np.nan,
@@ -252,14 +253,10 @@ def _check_path(sweep: Sweep, path: Path, *, resume: bool, replace: bool) -> Non
         for entry in path.iterdir():
             is_part = _is_ours(entry) or entry.name.startswith(".z") or entry.is_dir()
             if not is_part:
-                raise ValueError(
-                    f"{path} holds {entry.name}, which is no part of a dataset: move it"
-                )
+                raise ValueError(f"{path} holds {entry.name}, no part of a dataset: move it")
         return
     if attributes["grid"] != sweep.to_json():
-        raise ValueError(
-            f"{path} holds another grid: give another --out, or the file it was begun with"
-        )
+        raise ValueError(f"{path} holds another grid: give another --out or the first declaration")
     check_origin(path, attributes)
 
 
@@ -327,6 +324,7 @@ def _create_arrays(sweep: Sweep, path: Path) -> None:
 
 
 def _attributes(variable: Variable, dims: list[str]) -> dict[str, Any]:
+    """Return the attributes with which Zarr stores a variable: dimensions, meaning, unit, codes."""
     attributes: dict[str, Any] = {"_ARRAY_DIMENSIONS": dims, "long_name": variable.meaning}
     if variable.dtype != TEXT:
         attributes["units"] = variable.unit

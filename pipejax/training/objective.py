@@ -181,6 +181,7 @@ class DataPartition:
     batch_size: int  # examples of a batch
 
     def __post_init__(self) -> None:
+        """Check that stages divide the dimension, and that the examples fit into memory."""
         for field in dataclasses.fields(self):
             whole_number(getattr(self, field.name), field.name, maximum=MAX_COUNT)
         if self.dimension % self.num_stages:

@@ -224,7 +224,7 @@ def make_plan(
     check_usual(on_sharding_lane(table, COMPUTING), "training")  # sharding cells may be on any lane
     if table.num_pipes > 1:
         raise ValueError(f"{table.name} has {table.num_pipes} pipes, each with its own weights")
-    order, gradients = _gradients(table)
+    order, gradients = _gradient_events(table)
     latest = time + SAME_MOMENT * float(finish.max())  # time of each sample, plus rounding
     first_end = finish.ravel()[find_versions(table).update_cell].min(axis=0)[order]
     has_begun = first_end[None] <= latest[:, None]
@@ -263,7 +263,7 @@ def make_plan(
     )
 
 
-def _gradients(
+def _gradient_events(
     table: ScheduleTable,
 ) -> tuple[Int[NumpyArray, " microbatches"], dict[str, NumpyArray]]:
     """Return the microbatches in the order of their gradients, and fields of `_ReplayEvents`."""
@@ -377,10 +377,9 @@ def _train_all(
     settings: _ReplaySettings,
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Train all runs; return gaps, losses of gradients, and the last three results of `_train`."""
-    train = functools.partial(
-        _train, noise=noise, events=events, sampled=sampled, settings=settings
-    )
-    gaps_and_losses, *results = training_run.over_runs(train, objective, 0)(
+    # `places` are the indices of samples of the gap, and of gradients, among the events
+    run = functools.partial(_train, noise=noise, events=events, sampled=sampled, settings=settings)
+    gaps_and_losses, *results = training_run.over_runs(run, objective, 0)(
         objective, step_sizes, seeds, batches
     )
     return gaps_and_losses[..., places[0]], gaps_and_losses[..., places[1]], *results

@@ -182,7 +182,7 @@ def _delay_law(
             raise ValueError(f"{name} must be at most {LARGEST_COUNT}, got {count}")
     if delays is not None:
         if not isinstance(delta, int) or delta != 0:
-            raise wrong("delta", f"must be left out where delays are given, got {delta!r}")
+            raise wrong("delta", f"must be left out if delays are given, got {delta!r}")
         return checked_delays(delays, objective.num_stages)
     if not isinstance(delta, Sequence | np.ndarray):
         return np.array(checked_delta(delta), np.int32)
@@ -272,7 +272,7 @@ def _train(
         batch = k % objective.num_batches if settings.cyclic else draws.batch
         added = jnp.zeros(settings.interval, start.dtype)
         if settings.noisy:
-            added = _noise(objective, seed, k, draws.stage, start) * noise.astype(start.dtype)
+            added = _block_noise(objective, seed, k, draws.stage, start) * noise.astype(start.dtype)
         return latest[-settings.window :], _Choice(k, draws.stage, batch, read, added)
 
     def apply_update(state: _State, choice: _Choice) -> tuple[_State, Float[Array, ""]]:
@@ -312,7 +312,7 @@ def _train(
     return gap, diverged, state.blocks, state.largest, mean, jnp.append(jnp.nan, losses)
 
 
-def _noise(
+def _block_noise(
     objective: TrainingObjective, seed: Array, k: Array, stage: Array, start: Array
 ) -> Float[Array, "updates width"]:
     """Return standard normal noise for the block of each update; 0 at padding."""

@@ -351,7 +351,7 @@ def check_runs(
     # a run stores the random numbers of `updates` updates at the same time
     num_runs = len(step_sizes) * len(seeds)
     num_bytes = num_runs * samples * BYTES_PER_SAMPLE + len(seeds) * updates * BYTES_PER_UPDATE
-    checks.check_fits(num_bytes, f"{num_runs} runs that are looked at {samples} times need")
+    checks.check_fits(num_bytes, f"{num_runs} runs with {samples} samples of the gap need")
     if not checks.are_positive(step_sizes, len(step_sizes)) or not len(step_sizes):
         raise checks.wrong(
             "step_sizes", f"must be one or more finite numbers above 0, got {list(step_sizes)}"
@@ -363,8 +363,8 @@ def check_runs(
     if not len(seeds) or stacked not in ((), (len(seeds),)):
         raise checks.wrong(
             "seeds",
-            "must be as many as objectives are stacked, or one or more for a single one: "
-            f"got {len(seeds)} seeds, and stacked {stacked}",
+            "must be one for each stacked objective, or one or more for a single objective, got "
+            f"{len(seeds)} seeds for a stack of shape {stacked}",
         )
     return np.asarray(step_sizes, np.float64), np.asarray(seeds, np.uint32)
 

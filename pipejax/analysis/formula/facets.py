@@ -126,17 +126,15 @@ def rank(vectors: Vectors) -> int:
     """Return the rank of a matrix of integers (vectors, dims)."""
     # Gauss's elimination without fractions (Bareiss 1968): dividing by the previous pivot leaves
     # whole numbers. [2 1], [4 5] -> the row below becomes (2 [4 5] - 4 [2 1]) / 1 = [0 6].
-    rows, rank, previous_pivot = vectors.astype(object), 0, 1
+    rows, rank, last_pivot = vectors.astype(object), 0, 1
     for column in range(rows.shape[1]):
         nonzero_rows = rank + np.flatnonzero(rows[rank:, column])
         if not len(nonzero_rows):
             continue
         rows[[rank, nonzero_rows[0]]] = rows[[nonzero_rows[0], rank]]  # swap
         pivot, below = rows[rank], rows[rank + 1 :]
-        rows[rank + 1 :] = (
-            below * pivot[column] - below[:, column, None] * pivot
-        ) // previous_pivot
-        previous_pivot, rank = pivot[column], rank + 1
+        rows[rank + 1 :] = (below * pivot[column] - below[:, column, None] * pivot) // last_pivot
+        last_pivot, rank = pivot[column], rank + 1
     return rank
 
 

@@ -254,7 +254,7 @@ class Formula:
         return tuple(self._bound(theta) for theta in self.middles)
 
     def _bound(self, theta: Float[NumpyArray, " parameters"]) -> str:
-        """Name what fills over half of the critical path at parameters `theta`."""
+        """Name the worker or resource that fills over half of the critical path at `theta`."""
         program = self.program
         weights = (self.costs.weights / self.units).astype(float)
         run = run_on_host(program, weights @ theta)

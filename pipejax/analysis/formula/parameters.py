@@ -146,7 +146,7 @@ def _field_and_mask(program: Program, name: str) -> tuple[str, NumpyArray]:
 
 
 def fixed_in(names: Sequence[str], box: Mapping[str, Any]) -> str | None:
-    """Return the first parameter that a box fixes at a value above 0. Return None if none is."""
+    """Return the first parameter that a box fixes at a value above 0, or None."""
     fixed = (name for name in names if name in box and box[name][0] == box[name][1])
     return next((name for name in fixed if box[name][0]), None)
 

@@ -159,7 +159,7 @@ def _largest_ratio(first: Formula, second: Formula) -> tuple[dict[str, float], F
 
 
 def _at_most(first: Formula, second: Formula) -> tuple[Region, ...]:
-    """Return regions whose union is where the first makespan is at most the second."""
+    """Return regions that cover all parameters with the first makespan at most the second."""
     # For each facet of the second, such as 6F + 4B, take the parameters at which no facet of the
     # first is larger.
     cones: list[Cone] = []

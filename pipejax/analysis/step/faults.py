@@ -336,7 +336,7 @@ def message_times(
     times = np.zeros((2, table.num_pipes, len(edges)))  # mean message times [s]
     for name in MESSAGE_FIELDS:
         seconds = np.asarray(getattr(costs, name), float)
-        if seconds.ndim == 4:  # the last axis is that of microbatches
+        if seconds.ndim == 4:  # the last axis is microbatches
             seconds = seconds.mean(axis=-1)
         times += seconds
     times_by_pair: dict[tuple[int, int], dict[int, float]] = {}

@@ -151,7 +151,7 @@ def _start_and_gaps(table: ScheduleTable, program: Program, run: HostRun) -> tup
         np.isin(table.phase, phases) | np.isin(table.partners.phase, phases)
         for phases in (INPUT_GRADS, (Phase.F,))
     )
-    # argmax is the index of the first True; in the reversed row, that of the last True from the end
+    # argmax is the index of the first True; in the reversed row, the last True, from the end
     first_backward = (is_backward if is_backward.any() else is_forward).argmax(axis=1)
     last_forward = nodes.shape[1] - 1 - is_forward[:, ::-1].argmax(axis=1)
     last_forward = np.where(is_forward.any(axis=1), last_forward, 0)
@@ -336,7 +336,7 @@ COST_RANKS: Mapping[tuple[str, Any], int] = {
 def fitting_change(
     workload: Workload, table: ScheduleTable, limit: float, launcher: str | None = None
 ) -> Change | None:
-    """Find the cheapest change with which a workload fits in `limit` bytes. Return None if none."""
+    """Find the cheapest change with which a workload fits in `limit` bytes, or None."""
     # A change is {field of the workload: value}. A named launcher must run the changed workload.
 
     def rank(change: Change) -> tuple[int, int]:

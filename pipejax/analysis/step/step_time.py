@@ -151,9 +151,8 @@ class StepTimes:
         groups = np.eye(group.max(initial=0) + 1)[group]
         columns = rows.accelerators_per_node.astype(float), *bandwidths, map(tuple, groups)
         settings = (Setting(*row) for row in zip(*columns, strict=True))
-        self.inputs = [
-            _inputs(*args) for args in zip(self.workloads, self.tables, settings, strict=True)
-        ]
+        parts = zip(self.workloads, self.tables, settings, strict=True)
+        self.inputs = [_inputs(*row_parts) for row_parts in parts]
         if system is not None:
             self.programs = list(map(self._program, range(self.size), self._costs(system)))
 

@@ -56,7 +56,7 @@ PARAMETERS = (
 
 @with_short_repr("step_time bound_by share elasticity")
 class Sensitivity(NamedTuple):
-    """Relative change of the step time per relative change of each parameter, and what bounds it.
+    """Relative change of the step time per relative change of each parameter, and its bottleneck.
 
     Attributes:
       step_time: [s].

@@ -41,7 +41,7 @@ class BinaryOps:
     second: Column  # (ops) op of the second operand, `START` or `NO_OPERAND`
     lag: Column  # (ops) cost position of the lag from the second operand
     duration: Column  # (ops) cost position of the op's own duration
-    slot: Column  # (ops) buffer slot of the result, never that of an operand
+    slot: Column  # (ops) buffer slot of the result, never the slot of an operand
     num_slots: int  # slots, constant ones included
 
     @property
@@ -141,7 +141,7 @@ def _assign_slots(first_use: Column, last_use: Column) -> tuple[Column, int]:
     #     slot      new      new                  that of a     b      new
     size = len(first_use)
     takes, puts = np.argsort(first_use, kind="stable"), np.argsort(last_use, kind="stable")
-    # index of each event: number of earlier events of its kind, plus those of the other kind
+    # index of each event: earlier events of its kind plus earlier events of the other kind
     put_at = np.arange(size) + np.searchsorted(first_use[takes], last_use[puts], "right")
     take_at = np.arange(size) + np.searchsorted(last_use[puts], first_use[takes])
     op, step = np.empty(2 * size, np.int32), np.empty(2 * size, np.int8)

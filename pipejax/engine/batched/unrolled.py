@@ -170,7 +170,7 @@ def lay_out_digits(ops: BinaryOps, rows: CostRows, bits: int) -> Digits:
             uses[op] = operand_uses + unit[duration]
     least = low[len(code) - 1]  # of paths to the last op, whose end is the makespan
     excesses, sums = high[len(code) - 1] - least, _row_sums(np.array(gaps), path[len(code) - 1])
-    places: dict[int, tuple[int, int, int]] = {}
+    places: dict[int, tuple[int, int, int]] = {}  # {row: (word, value of a use, base)}
     word, value = 0, 1
     for row, excess in enumerate(excesses.tolist()):
         base = 1 if row in sums else excess + 1

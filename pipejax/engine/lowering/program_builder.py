@@ -95,7 +95,7 @@ class ProgramBuilder:
         self._gates |= dict(zip(nodes.tolist(), gates[op_index].tolist(), strict=True))
 
     def durations(self, cells: Int[NumpyArray, " cells"]) -> Int[NumpyArray, " cells"]:
-        """Return the cost position of each cell's duration (cells), for a fused pair that of F."""
+        """Return the cost position of each cell's duration (cells); of a fused pair, of its F."""
         table = self.table
         phase, stage_or_worker = table.phase.ravel()[cells], table.stage.ravel()[cells]
         if table.grammar.worker_phases:

@@ -299,6 +299,7 @@ class TableRun:
     """Run of a table on this rank, with the stages of the rank."""
 
     def __init__(self, rank: int, request: dict[str, Any], task: dict[str, Any]) -> None:
+        """Build the stages of this rank and PyTorch's schedule, with measured ops and messages."""
         self.model = TorchModel(**request["model"])
         self.task, self.rank = task, rank
         total, count = len(task["placement"]), task["microbatches"]
@@ -385,7 +386,7 @@ class TableRun:
         return steps
 
     def _message_seconds(self) -> list[float]:
-        """Measure half a round trip over each stage boundary [s]; 0 for boundaries of others."""
+        """Measure half a round trip over each boundary of this rank [s]; 0 for other boundaries."""
         placement = self.task["placement"]
         seconds = []
         for source, target in itertools.pairwise(placement):

@@ -51,7 +51,8 @@ def run_tables(jobs: Sequence[RuntimeJob]) -> list[RuntimeRun]:
         check_exportable(job.table)
     tables = [add_runtime_cells(job.table, sharding=False) for job in jobs]
     with tempfile.TemporaryDirectory(prefix="pipejax-") as folder:
-        tasks = [_task(job, tables[k], Path(folder) / f"{k}.csv") for k, job in enumerate(jobs)]
+        paths = [Path(folder) / f"{k}.csv" for k in range(len(jobs))]
+        tasks = list(map(_write_task, jobs, tables, paths))
         timeout = START_UP
         for job in jobs:
             messages = float(message_seconds(job).sum()) * job.table.num_microbatches
@@ -69,12 +70,12 @@ def run_tables(jobs: Sequence[RuntimeJob]) -> list[RuntimeRun]:
         environment = {"GLOO_SOCKET_IFNAME": loopbacks[0]} if loopbacks else {}
         answers = call_together(MODULE, requests, environment, timeout)
     return [
-        _result(job, table, answers[0]["version"], [answer["tasks"][k] for answer in answers])
+        _join_ranks(job, table, answers[0]["version"], [answer["tasks"][k] for answer in answers])
         for k, (job, table) in enumerate(zip(jobs, tables, strict=True))
     ]
 
 
-def _task(job: RuntimeJob, table: ScheduleTable, path: Path) -> dict[str, Any]:
+def _write_task(job: RuntimeJob, table: ScheduleTable, path: Path) -> dict[str, Any]:
     """Write the table to a file for all ranks; return the task with its path and the times."""
     path.write_text(to_csv(table))
     return {
@@ -112,7 +113,7 @@ def message_seconds(job: RuntimeJob) -> Float[NumpyArray, "directions boundaries
     return np.broadcast_to(seconds[:, 0] if seconds.ndim == 3 else seconds, shape)
 
 
-def _result(
+def _join_ranks(
     job: RuntimeJob, table: ScheduleTable, version: str, ranks: Sequence[dict[str, Any]]
 ) -> RuntimeRun:
     """Combine the results of all ranks for a table, and add the predicted step time."""

@@ -76,7 +76,7 @@ def chimera_asymmetric(
     Options:
       stage_shares: (P) share of the layers on each stage, in any unit; 1 for the first half of
         the stages and 2 for the second if None.
-      in_flight: as of `chimera`.
+      in_flight: as for `chimera`.
       slots: slot durations of F and B on a stage of mean size.
 
     Example:

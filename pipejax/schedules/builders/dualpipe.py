@@ -37,7 +37,7 @@ from pipejax.schedules.table.table import ScheduleTable
 PlannedOp = tuple[Phase, int]  # phase and direction of an op whose microbatch is not chosen yet
 Rows = list[Int[NumpyArray, "cells 2 3"]]  # phase, stage and microbatch of an op and its partner
 F, B, I, W = Phase.F, Phase.B, Phase.I, Phase.W  # noqa: E741
-ANY_DIRECTION = -1  # direction of a W: that of the earliest I without W
+ANY_DIRECTION = -1  # direction of a W: it follows from the earliest I without W
 NO_OP = EMPTY[:3]
 
 
@@ -109,7 +109,7 @@ def _check_microbatches(name: str, workers: int, microbatches: int, step: int) -
 
 def _row(half: int, worker: int, microbatches: Sequence[range]) -> Int[NumpyArray, "cells 2 3"]:
     """Return a worker's row as (cells, 2, 3): phase, stage and microbatch of two ops or `NO_OP`."""
-    # `microbatches` are those of directions 0 and 1.
+    # `microbatches` has the microbatches of direction 0, then of direction 1.
     stages = worker, 2 * half - 1 - worker  # stages of directions 0 and 1
     pending = {
         (phase, direction): iter(members)

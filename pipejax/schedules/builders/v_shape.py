@@ -71,7 +71,7 @@ ORDER_RULES: tuple[tuple[float, tuple[Phase, ...], bool], ...] = (
 
 
 def shortest_run(work: Work, blocks: Sequence[BuildingBlock]) -> Timeline | None:
-    """Run blocks in several orders; return the run whose longest span of a worker is shortest."""
+    """Run blocks in several orders; return the run with the least span of its slowest worker."""
     # Return None if no run keeps the limits. With many microbatches, short runs select orders.
     orders = [
         Order(
@@ -258,7 +258,7 @@ def _v_table(
 ) -> ScheduleTable:
     """Build the published table or, at unequal op times, the one with the shortest worker span."""
     # The span of a worker is the time from its first start to its last end. Three orders are tried,
-    # of which none is always the best: W half an interval after its place in the block, as
+    # because none is always the best: W half an interval after its place in the block, as
     # published; W in the first gap; and the best order of several blocks (`shortest_run`).
     transfer, unit_work = number(transfer, "transfer"), _unit_work(microbatches, limits)
     rows = _repeat_block(unit_work, waits).rows()
@@ -387,8 +387,8 @@ def vocabulary_v_half(
     """V-Half with the vocabulary split over workers; each worker holds 1 or 2 more microbatches.
 
     Options:
-      variant: as of `vocabulary-1f1b`.
-      overlap: as of `vocabulary-1f1b`.
+      variant: as for `vocabulary-1f1b`.
+      overlap: as for `vocabulary-1f1b`.
       slots: slot durations of F, I and W, for which the order is made.
     """
     table = v_half(num_workers, num_microbatches, slots=slots)

@@ -54,7 +54,8 @@ def find_dependencies(content: Content) -> Dependencies:
     active_rules = [r for r in rules if r.consumer in used and not used.isdisjoint(r.producers)]
     # one rule at least, so that there are arrays to concatenate
     parts = [part for rule in active_rules or rules[:1] for part in _rule_edges(content, rule)]
-    parts += [_stage_edges(content, *rule) for rule in content.grammar.stage_rules]
+    stage_rules = content.grammar.stage_rules  # (phases that wait, phase of the producer)
+    parts += [_stage_edges(content, phases, producer) for phases, producer in stage_rules]
     edges = Dependencies(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     if not content.grammar.rules:
         return edges

@@ -384,7 +384,7 @@ class Grammar(PhaseLists[AnyPhase]):
         return lanes
 
     def edges(self, num_stages: int) -> tuple[Edge, ...]:
-        """Return the edges between stages: those of the graph or, without a graph, of a chain."""
+        """Return the edges between stages: of the graph or, without a graph, of a chain."""
         return tuple(self.graph) or tuple((s, s + 1) for s in range(num_stages - 1))
 
     def read(self, cell: Cell | str) -> Cell:

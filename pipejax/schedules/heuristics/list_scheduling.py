@@ -221,7 +221,7 @@ class _ListScheduler:
         return self.timeline.held[worker] + (1 + num_due) * size <= self.work.limits[worker]
 
     def is_due(self, worker: int, microbatch: int) -> bool:
-        """Return whether fewer than `due` gradients precede that of an offloaded activation."""
+        """Return whether under `due` gradients precede the gradient of an offloaded activation."""
         gradients = self.timeline.done[I][0]  # (stages) numbers of gradients, in microbatch order
         stage = min(worker + 1, len(gradients) - 1) if self.rules.by_next else worker
         return microbatch - gradients[stage] < self.rules.due

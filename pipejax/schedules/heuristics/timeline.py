@@ -99,9 +99,7 @@ class Timeline:
         self.clock: list[Time] = [0 for _ in work.limits]  # end of the last op of each worker
         self.held: list[Time] = [0 for _ in work.limits]  # memory of each worker
         # {phase: (pipes, stages) number of started ops}
-        self.done = {
-            phase: [[0 for _ in row] for row in work.placement] for phase in work.durations
-        }
+        self.done = {phase: [[0] * len(row) for row in work.placement] for phase in work.durations}
         self.arrival: dict[Op, Time] = {
             Op(Phase.F, 0, m): 0 for m in range(len(work.microbatch_pipes))
         }

@@ -43,9 +43,8 @@ def host_link_ids(links: Links, num_workers: int) -> Int[NumpyArray, " workers"]
     host_link = np.arange(num_workers)
     for group in links.host_links:
         if max(group) >= num_workers:
-            raise wrong(
-                "host_links", f"names worker {max(group)}: workers are 0 to {num_workers - 1}"
-            )
+            last = num_workers - 1
+            raise wrong("host_links", f"names worker {max(group)}: workers are 0 to {last}")
         host_link[list(group)] = group[0]
     return host_link
 

@@ -310,7 +310,7 @@ class ScheduleTable(Content, Drawn):
 
 
 def check_usual(table: ScheduleTable, who: str) -> None:
-    """Refuse a table with a custom grammar, on behalf of a function `who` that supports none."""
+    """Refuse a table with a custom grammar; the error says that `who` does not support it."""
     if not table.grammar.is_usual:
         has = f"{table.name} has {table.grammar.first_difference}"
         raise MismatchError(f"{who} knows the usual ops and rules alone, and {has}")

@@ -131,6 +131,7 @@ class PlanRequest:
 
 
 def _check_schedules(names: Sequence[str]) -> tuple[str, ...]:
+    """Return full names of schedules; refuse those that a plan cannot build for any size."""
     full_names = tuple(schedules.named(name) for name in names)
     if not full_names or len(set(full_names)) < len(full_names):
         text = ", ".join(names) or "none"
@@ -147,11 +148,12 @@ def _check_schedules(names: Sequence[str]) -> tuple[str, ...]:
         check_whole(table, "a plan")
         check_usual(table, "a plan")
         if table.updates_within:
-            raise ValueError(f"schedule {name} is asynchronous: a plan is of synchronous steps")
+            raise ValueError(f"schedule {name} is asynchronous: a plan needs synchronous steps")
     return full_names
 
 
 def _check_values(axis: str, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Check the values that a request allows for an axis of layouts, such as tensor."""
     if axis not in CHOICES:
         raise checks.unknown("choice", axis, CHOICES)
     if not values:
@@ -233,12 +235,12 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
     # left out.
     splits = [
         (schedule, workers, stages, *degrees, data, size, request.minibatch // (data * size))
-        for schedule, workers, stages in _pipes(request)
-        for *degrees, data in _degrees(request, workers)
+        for schedule, workers, stages in _all_pipes(request)
+        for *degrees, data in _all_degrees(request, workers)
         for size in _sizes(request, data)
     ]
     if not splits:
-        raise ValueError(_why_none(request))
+        raise ValueError(_no_layout_text(request))
     # flash attention keeps no scores, which selective recomputation would free
     skipped_mode = "selective" if request.model.flash_attention else None
     modes = [mode for mode in request.recomputations if mode != skipped_mode]
@@ -248,16 +250,16 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
         for zero in request.allowed("zero", ZERO)
         for units in request.edge_units
     ]
-    # every split with every option
+    # every split with every option, as the fields of `Layouts` in their order
     split_rows = np.repeat(np.array(splits, np.int64), len(options), axis=0)
     option_rows = np.tile(np.array(options, np.int64).reshape(-1, 3), (len(splits), 1))
     layouts = Layouts(*np.hstack([split_rows, option_rows]).T)
     layouts = layouts.take(_is_legal(request, layouts))
     columns = [*layouts[:3], layouts.microbatches, layouts.edge_units, layouts.recompute]
-    refusals = _reasons_by_class(columns, lambda row: _refusal(request, layouts, row))
+    refusals = _reasons_by_class(columns, lambda row: _table_refusal(request, layouts, row))
     layouts = layouts.take(refusals == "")
     if not len(layouts):
-        raise ValueError(_why_none(request, *refusals[:1]))
+        raise ValueError(_no_layout_text(request, *refusals[:1]))
     layouts = layouts.take(~_is_repeated(request, layouts))
     lacks = _launcher_refusals(request, layouts)
     for name in ("tensor", "context", "expert"):
@@ -267,7 +269,7 @@ def enumerate_layouts(request: PlanRequest) -> Layouts:
             warnings.warn(text, Notice, stacklevel=2)
     layouts = layouts.take(lacks == "")
     if not len(layouts):
-        raise ValueError(_why_none(request, lacks[0]))
+        raise ValueError(_no_layout_text(request, lacks[0]))
     return layouts
 
 
@@ -302,6 +304,7 @@ def program_shape(request: PlanRequest, layouts: Layouts, row: Index) -> Program
 
 
 def _launcher_refusals(request: PlanRequest, layouts: Layouts) -> NumpyArray:
+    """Return for each layout why the launcher cannot run it; "" if it can."""
     if not request.launcher:
         return np.full(len(layouts), "", object)
     # A launcher may refuse schedules, numbers of microbatches that P does not divide, and
@@ -352,7 +355,7 @@ def _reasons_by_class(columns: Columns, find_reason: Callable[[int], str]) -> Nu
     return np.array([find_reason(row) for row in first_rows.tolist()], object)[classes.ravel()]
 
 
-def _refusal(request: PlanRequest, layouts: Layouts, row: int) -> str:
+def _table_refusal(request: PlanRequest, layouts: Layouts, row: int) -> str:
     """Return why a layout has no table, or why block:N is impossible; "" if both are fine."""
     shape = program_shape(request, layouts, row)
     reason = refusal(shape, int(layouts.microbatches[row]))
@@ -386,7 +389,7 @@ def _is_repeated(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layo
     return repeated
 
 
-def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
+def _all_pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
     """List (index of the schedule, workers P, stages per worker V) of a job."""
     pipes = []
     num_layers = int(request.model.layers) + 2 * max(request.edge_units)
@@ -410,7 +413,7 @@ def _pipes(request: PlanRequest) -> list[tuple[int, int, int]]:
     return pipes
 
 
-def _degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, int, int]]:
+def _all_degrees(request: PlanRequest, workers: int) -> list[tuple[int, int, int, int, int]]:
     """List all (tensor, context, expert, expert_tensor, data) that use all accelerators."""
     if request.gpus % workers:
         return []
@@ -457,7 +460,7 @@ def _can_split_sequence(request: PlanRequest, context: int) -> bool:
 
 
 def _sizes(request: PlanRequest, data: int) -> list[int]:
-    """List microbatch sizes: divisors of a replica's sequences; none if d is no divisor."""
+    """List microbatch sizes, which divide a replica's sequences; [] if d does not divide d b M."""
     sequences, remainder = divmod(request.minibatch, data)
     return [] if remainder else request.allowed("microbatch_size", checks.divisors(sequences))
 
@@ -473,16 +476,16 @@ def _allowed_text(request: PlanRequest) -> str:
     return ", ".join(texts) or f"tensor at most {node_size}, as many as a node has"
 
 
-def _why_none(request: PlanRequest, refused: str = "") -> str:
+def _no_layout_text(request: PlanRequest, refused: str = "") -> str:
     """Return the condition that leaves no layout, or `refused`, the first reason of a refusal."""
     what = f"no layout of {request.model.name} on {request.gpus} accelerators is legal: "
-    pipes = _pipes(request)
+    pipes = _all_pipes(request)
     if not pipes:
         return what + (
-            f"no number of workers that divides {request.gpus}, with its stages, has at least one "
-            f"of {int(request.model.layers)} layers for every stage"
+            f"no number of workers that divides {request.gpus} leaves a layer for every stage "
+            f"({int(request.model.layers)} layers)"
         )
-    degrees = [degree for pipe in pipes for degree in _degrees(request, pipe[1])]
+    degrees = [degree for pipe in pipes for degree in _all_degrees(request, pipe[1])]
     if not degrees:
         return what + (
             "no degrees of tensor, context and data parallelism use all accelerators and divide "
@@ -496,4 +499,4 @@ def _why_none(request: PlanRequest, refused: str = "") -> str:
         )
     if refused:
         return what + refused
-    return what + "what is asked of schedules, stages, ZeRO and microbatches does not go together"
+    return what + "the requested schedules, stages, ZeRO and microbatches exclude each other"

@@ -209,6 +209,7 @@ def _progress_saver(
     tell: OnProgress,
     out: str | Path | None,
 ) -> Callable[[], None]:
+    """Return a function that reports progress, and regularly saves the results so far."""
     last_save = time.perf_counter()
 
     def after_program() -> None:
@@ -236,15 +237,15 @@ def _find_layouts(
     by_row = evidence_by_row(request, regimes)
     levels = evidence_levels(regimes, by_row)
     fits, times = evaluator.estimates.fits, evaluator.estimates.step_time
-    is_sure = fits & (evaluator.estimates.memory_bytes <= request.safe_memory)
-    is_sure = is_sure if is_sure.any() else fits
-    is_outside = (levels > levels[is_sure].min()) | (fits & ~is_sure)
+    is_safe = fits & (evaluator.estimates.memory_bytes <= request.safe_memory)
+    is_safe = is_safe if is_safe.any() else fits
+    is_outside = (levels > levels[is_safe].min()) | (fits & ~is_safe)
     best_rows = [evaluator.find_best(count, ~is_outside)]
     for regime in sorted({regimes[row] for row in np.flatnonzero(is_outside)}):
         is_regime = np.array([other == regime for other in regimes])
         best_rows.append(evaluator.find_best(1, is_outside & is_regime))
     rows = np.concatenate(best_rows)
-    rows = rows[is_sure[rows] | (times[rows] < times[rows[0]])]
+    rows = rows[is_safe[rows] | (times[rows] < times[rows[0]])]
     resources = limiting_resources(request, layouts, rows)
     planned = [
         _describe_layout(evaluator, row, resource, regimes[row], by_row[row])
@@ -323,6 +324,7 @@ def _describe_layout(
 
 
 def _layout_scenario(request: PlanRequest, layouts: Layouts, row: int) -> Scenario:
+    """Return the scenario of one layout, with the machine and links of the request."""
     workload, shape = layout_workload(request, layouts, row), program_shape(request, layouts, row)
     return Scenario(
         schedule=shape.schedule,

@@ -75,7 +75,7 @@ def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layou
     path_to = _sums_before(times.forward[:, :-1] + times.activation)
     path_from = _sums_before(times.back[:, :-1] + times.gradient)
     round_trip = path_to[:, -1] + times.forward[:, -1] + times.back[:, -1]
-    # the last gradient may be that of any earlier stage, whose all-reduce and update then follow
+    # any earlier stage may have the last gradient, whose all-reduce and update then follow
     tail = path_from + np.maximum.accumulate(times.ending - path_from, axis=1)
     bound = np.maximum(round_trip + tail[:, -1], microbatches * times.work.sum(axis=1) / workers)
     if len(pipe.placement) > 1:
@@ -109,6 +109,7 @@ def _stage_times(pipe: Pipe, costs: Costs, count: int) -> _StageTimes:
     messages = (message_cost("latency") + message_cost("transmit")) * crosses
 
     def shorter(whole: PerStage, split: PerStage) -> PerStage:
+        """Return the shorter kind of backward, of those that a stage has."""
         return np.minimum(np.where(pipe.whole, whole, np.inf), np.where(pipe.split, split, np.inf))
 
     # a fused pair takes max(F, B) + k min(F, B), which is at least (1 + k) / 2 of F + B
@@ -221,9 +222,8 @@ def exact_times(
             times = []
             for k in range(size):  # one layout at a time, because each takes a GB for matrices
                 row = mapped(lambda leaf, k=k: leaf[k : k + 1] if np.ndim(leaf) else leaf, costs)
-                times += [
-                    extrapolated_makespans(short, row, num_microbatches=microbatches, batch_size=1)
-                ]
+                sizes = {"num_microbatches": microbatches, "batch_size": 1}
+                times.append(extrapolated_makespans(short, row, **sizes))
             return np.concatenate(times)
         except ValueError:
             pass  # the program has no period, or not with so many microbatches

@@ -46,7 +46,7 @@ from pipejax.sweep.plan.search import Estimates, Rows, price, row_groups
 #
 # Break-even factors come from exact step times of the best layout and the runner-up on machines
 # with one smaller or larger number. Between the nearest two machines with a different fastest
-# layout, the factor is refined. The lag is the runner-up's step time minus that of the best [s].
+# layout, the factor is refined. The lag [s] is the runner-up's step time minus the best one.
 
 STEP = 1e-4  # relative change of a resource: far above rounding, and few critical paths change
 MAX_FACTOR = 8.0  # largest factor by which a number is multiplied or divided
@@ -243,7 +243,7 @@ def under_launchers(request: PlanRequest, scenario: Scenario) -> tuple[UnderLaun
     assert workload is not None
     assert isinstance(schedule, str)
     has_software = bool(request.stack) or request.system.calibration is not None
-    stack: Stack | None = AS_THE_SYSTEM if has_software else None
+    stack: Stack | None = AS_THE_SYSTEM if has_software else None  # None: the launcher's own
     launchers = (*LAUNCHERS,)
     if request.launcher:
         measured = find_launcher(request.launcher).measured
@@ -407,8 +407,6 @@ def stored_step_times(path: Path, request: PlanRequest) -> Float[NumpyArray, " l
     except (KeyError, ValueError, OSError) as error:
         raise ValueError(f"{path} is not the dataset of a plan: {error}") from None
     if attributes.get("request") != as_text(request):
-        raise ValueError(
-            f"{path} is of another request: give another --out, or --force to begin anew"
-        )
+        raise ValueError(f"{path} holds another request: give another --out, or --force")
     check_origin(path, attributes)
     return np.array(times, float)

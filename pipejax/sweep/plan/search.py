@@ -52,9 +52,8 @@ def price(request: PlanRequest, layouts: Layouts, systems: System | None = None)
     recomputes_layers, _ = _whole_layers(request, layouts)
     # index of the recomputation within a layer; 0 (none) if whole layers are recomputed
     recomputation = np.where(recomputes_layers, 0, layouts.recompute)
-    rows_by_code = {
-        code: np.flatnonzero(recomputation == code) for code in np.unique(recomputation)
-    }
+    codes = np.unique(recomputation)
+    rows_by_code = {code: np.flatnonzero(recomputation == code) for code in codes}
     parts = []
     for code, rows in rows_by_code.items():
         row_numbers = jax.tree.map(lambda leaf, rows=rows: leaf[rows], numbers)
@@ -216,14 +215,14 @@ def estimate(request: PlanRequest, layouts: Layouts, tell: OnProgress) -> Estima
         bound[rows] = programs.lower_bounds(programs.table_pipe(shape), prices.costs, microbatches)
         for members in row_groups((microbatches,)):
             count = int(microbatches[members[0]])
-            memory[rows[members]] = _memory(shape, prices, members, count)
+            memory[rows[members]] = _memory_needs(shape, prices, members, count)
         done += len(rows)
         tell(done, len(layouts), "layouts priced")
     unknown_times = np.full(len(layouts), np.nan)
     return Estimates(bound, memory, memory <= request.usable_memory, unknown_times)
 
 
-def _memory(
+def _memory_needs(
     shape: programs.ProgramShape, prices: Priced, rows: Rows, microbatches: int
 ) -> Float[NumpyArray, " rows"]:
     """Return the memory need of the fullest worker [B] for each layout of one program."""
@@ -268,7 +267,7 @@ class Evaluator:
         return order[np.sort(first)][:count]
 
     def ties(self, row: int) -> Rows:
-        """Return the layouts of the idea of `row` whose steps are within `TIE` of its step."""
+        """Return layouts with the idea of `row` whose step times differ by at most `TIE`."""
         times = self.estimates.step_time
         order = self._evaluated_rows(self.idea == self.idea[row])
         return order[(times[order] <= (1 + TIE) * times[row]) & (order != row)]
