@@ -394,11 +394,15 @@ def _times_or_numbers(cells: NumpyArray) -> tuple[Float[NumpyArray, " rows"], bo
         numbers = np.array([_convert_or_nan(cell, float) for cell in cells.tolist()], np.float64)
     if np.isfinite(numbers).any():
         return numbers, False
-    dates = [
-        _convert_or_nan(cell, lambda text: datetime.datetime.fromisoformat(text).timestamp())
-        for cell in cells.tolist()
-    ]
-    return np.array(dates, np.float64), True
+    return np.array(
+        [_convert_or_nan(cell, _date_seconds) for cell in cells.tolist()], np.float64
+    ), True
+
+
+def _date_seconds(text: str) -> float:
+    """Return a date as seconds since 1970, without a time zone as UTC: no clock change cuts it."""
+    date = datetime.datetime.fromisoformat(text)
+    return date.replace(tzinfo=date.tzinfo or datetime.UTC).timestamp()
 
 
 def _with_points(cells: Columns) -> Columns:

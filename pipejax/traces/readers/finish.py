@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from pipejax.base.array_types import NumpyArray
 from pipejax.base.checks import ArgumentError, wrong
 from pipejax.traces.readers.parts import (
     Columns,
@@ -53,6 +54,7 @@ def finish_trace(
     is_valid, faults = passing_rows(checks, "rows", columns.pop("row", None))
     columns, kind = {name: values[is_valid] for name, values in columns.items()}, kind[is_valid]
     check_phases(columns, phases)
+    notes += _restart_microbatches(columns, kind, request.sizes)
     try:
         notes += complete(columns, kind, request.sizes, by_step=by_step)
     except ArgumentError as error:
@@ -113,6 +115,33 @@ def _count_from_zero(columns: Columns, phases: Sequence[str], sizes: RunSizes) -
         text = f"1 to {largest} in the files are read as 0 to {largest - 1}"
         return [f"microbatches are counted from 1: {text}, unless microbatch 0 is missing"]
     return ["microbatches go on from step to step in the files, and begin at 0 in each step here"]
+
+
+def _restart_microbatches(columns: Columns, kind: NumpyArray, sizes: RunSizes) -> list[str]:
+    """Renumber microbatches in place, from 0 in each step, if no file says steps but idle times."""
+    rows, lanes = np.flatnonzero(kind >= 0), columns.get("worker", columns.get("stage"))
+    if "step" in columns or "microbatch" not in columns or len(np.unique(lanes[rows])) < 2:
+        return []
+    lane = number_groups(columns.get("replica", np.zeros(len(lanes))), lanes)[rows]
+    order = np.lexsort([columns["start"][rows], lane])
+    numbers = columns["microbatch"][rows][order]
+    count = int(numbers.max()) + 1
+    # A step can begin where every lane has ended all earlier microbatches: a lane that runs
+    # 0 1 0 1 2 3 2 3 begins steps at 0 and 2, and one that runs 0 0 1 1 at all.
+    can_begin = np.arange(count) > 0
+    for run in np.split(numbers, np.flatnonzero(np.diff(lane[order])) + 1):
+        earlier, later = np.maximum.accumulate(run)[:-1], np.minimum.accumulate(run[::-1])[-2::-1]
+        can_begin &= np.isin(np.arange(count), later[earlier < later])
+    can_begin[0] = True
+    steps = (size for size in range(1, count) if count % size == 0 and can_begin[::size].all())
+    size = next(steps, 1)
+    if size == 1 or sizes.microbatches not in (0, size) or sizes.steps not in (0, count // size):
+        return []
+    columns["microbatch"] = np.where(columns["microbatch"] < 0, NONE, columns["microbatch"] % size)
+    return [
+        f"microbatches are counted over all steps in the files: workers end {size} of them before "
+        "the next"
+    ]
 
 
 # Functions that find the replica and worker of each rank if labels do not state them

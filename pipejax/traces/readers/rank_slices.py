@@ -284,6 +284,8 @@ def join_ranks(
     has_steps = is_numbered or any(rows.marks for rows in by_rank)
     if has_steps:
         by_rank = _with_steps(by_rank, cells, request, notes, has_clock=has_clock)
+        # one step without marks may be several, over which labels count their microbatches
+        has_steps = is_ours or any(len(rows.marks) or np.any(rows.step) for rows in by_rank)
     merged = _time_by_kernels(by_rank, cells, request)
     phases = tuple(dict.fromkeys(op.phase for cell in cells for op in cell))
     parts = [_op_columns(rows, cells, phases) for rows in merged]
