@@ -3,6 +3,8 @@
 import gzip
 import json
 import math
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,31 @@ def test_a_log_gives_rows_that_validate_reads(tmp_path, answer, monkeypatch):
     assert first == [2, 4, 2, 2, 1, 1, 1, 0.5]
     assert (rows.zero[1], rows.overlap[1]) == (0, 1.0)
     assert (rows.recompute[0], rows.precision[0]) == ("selective", "bf16")
+
+
+def next_command(text):
+    """Return the words of the first next command that a report prints."""
+    return shlex.split(re.findall("^next: pipejax (.*)$", text, re.MULTILINE)[0])
+
+
+@pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
+def test_printed_commands_lead_from_a_log_to_its_explanation(tmp_path, answer, call, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = log(tmp_path / "train.log", **PLAIN)
+    rows = next_command(call("init", "model", "--from", path.name)[1])
+    _, text, _ = call(*rows)
+    assert "next:" not in text  # the log does not say the machine
+    assert "the log does not say SYSTEM, one of `pipejax schedules --systems`" in text
+    validation = next_command(call(*rows, "--system", "h100", "--force")[1])
+    code, text, _ = call(*validation)
+    assert code == 1  # no machine has the times of this log
+    command = next_command(text)
+    options = dict(zip(command[1::2], command[2::2], strict=False))
+    sizes = [options[f"--{name}"] for name in ("workers", "microbatches", "tensor-parallel")]
+    assert sizes == ["4", "64", "2"]  # 128 sequences on 2 replicas
+    assert (options["--data-parallel"], command[-1]) == ("2", "Megatron-LM")
+    predicted = json.loads(call(*validation, "--json")[1])["worst"][0]["predicted"]
+    assert answer(*command)["step_time"] == pytest.approx(predicted, rel=1e-12)
 
 
 PLAIN = dict.fromkeys(
@@ -265,7 +292,7 @@ def test_mistakes_beside_the_log(tmp_path, mistake, call, monkeypatch):
     options = "init", "rows", "--from", "train.log"
     message = mistake(*options)
     assert (
-        "needs --model: pipejax init model --from train.log writes the model of the log" in message
+        "needs --model: write that of the log by `pipejax init model --from train.log`" in message
     )
     assert "no line has `elapsed time per iteration" in mistake(*options, "--model", "llama3-8b")
     assert "--from train.log does not go with system" in mistake("init", "system", *options[2:])

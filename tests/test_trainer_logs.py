@@ -4,6 +4,7 @@ import csv
 import gzip
 import itertools
 import os
+import shutil
 
 import pytest
 from daily import read_cases, with_cases
@@ -106,11 +107,16 @@ def test_a_log_leads_to_an_explanation_of_its_run(name, tmp_path, answer, monkey
     more, option = MORE[name]
     columns = f"{COLUMNS}{more}{LOGS[name][2]}".replace("elerators=8", "elerators=32")
     options = "--model", "llama3-8b", "--columns", columns
+    silent = answer("init", "rows", "--from", "train.log", *options)
+    assert "next" not in silent  # the log does not say the machine
+    assert silent["used_by"] == "pipejax validate rows.csv --system SYSTEM"
+    options = *options, "--system", "h100", "--force"
     validate, explain = answer("init", "rows", "--from", "train.log", *options)["next"]
     assert option in explain
-    command, *words = f"{validate.replace('SYSTEM', 'h100')}".split()[1:]
-    predicted = answer(command, *words, "--tolerance", "1e6")["worst"][0]["predicted"]
-    command, *words = explain.replace("SYSTEM", "h100").split()[1:]
+    result = answer(*validate.split()[1:], "--tolerance", "1e6")
+    assert result["next"] == [explain]
+    predicted = result["worst"][0]["predicted"]
+    command, *words = explain.split()[1:]
     assert command == "explain"  # `evaluate` takes the same options, in less time
     assert answer("evaluate", *words)["makespan"] == pytest.approx(predicted, rel=1e-9)
 
@@ -118,10 +124,13 @@ def test_a_log_leads_to_an_explanation_of_its_run(name, tmp_path, answer, monkey
 def test_a_log_as_an_argument_is_told_its_command(tmp_path, call, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "train.log", "Megatron")
-    for words in (["explain", "train.log"], ["train.log"], ["show", "train.log"]):
+    shutil.copy("train.log", "train.txt")
+    options = ["--table", "train.log"], ["-s", "1f1b", "--costs", "train.log"]
+    lines = [["explain", *words] for words in (["train.log"], *options, ["train.txt"])]
+    for words in (*lines, ["train.log"], ["show", "train.log"], ["validate", "train.log"]):
         code, _, error = call(*words)
         assert code == 2
-        assert "hint: give a training log to pipejax init model --from train.log" in error
+        assert f"hint: give a training log to pipejax init model --from {words[-1]}" in error
 
 
 def test_settings_that_maxtext_prints_are_columns(tmp_path, answer):

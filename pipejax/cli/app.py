@@ -115,13 +115,9 @@ def _run_program(words: Sequence[str]) -> None:
         functions = {called: command_function(called) for called in COMMANDS}
         sys.stdout.write(completion_script(shell, functions))
         return
-    from pipejax.cli.options.line import advice_on_log
-
     kind = "option" if words[0].startswith("-") else "command"
     first_words = dict.fromkeys(name.partition(" ")[0] for name in COMMANDS)
-    advice = advice_on_log(words[0])
-    advice = f"; {advice}" if advice else nearest(words[0], [*first_words])
-    raise ValueError(f"no such {kind}: {words[0]}{advice}")
+    raise ValueError(f"no such {kind}: {words[0]}{nearest(words[0], [*first_words])}")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -133,7 +129,7 @@ def run(arguments: Sequence[str]) -> int:
     else:
         os.environ.setdefault("JAX_ENABLE_X64", "true")
     options: LineOptions | None = None  # once they are read
-    code = 0
+    called, code = None, 0
     try:
         called, words = split_command(arguments)
         is_listed = called is None and (not words or words[0] in HELP)
@@ -160,7 +156,12 @@ def run(arguments: Sequence[str]) -> int:
     except (ValueError, OverflowError) as error:
         # a ScheduleError holds a drawing of the table beside its text
         grid = getattr(error, "grid", "") if sys.stderr.isatty() else ""
-        return _report(options.error_text(error) if options else str(error), grid)
+        text = options.error_text(error) if options else str(error)
+        logs = [word for word in arguments if is_log(word, text)]
+        if logs and called not in ("init", "trace"):  # these name the command themselves
+            advice = f"give a training log to pipejax init model --from {logs[0]}"
+            text = f"{text.partition('; give')[0]}; {advice}, which names the next command"
+        return _report(text, grid)
     except (MemoryError, RuntimeError, AssertionError) as error:  # JAX raises the latter two
         if isinstance(error, MemoryError) or NO_MEMORY in str(error):
             return _report(f"too large for the memory of this machine: {error}")
@@ -169,6 +170,12 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, RuntimeError) or not error.args:
             raise
         return _report(f"internal error: {error}", code=1)  # a result contradicts itself
+
+
+def is_log(word: str, error: str) -> bool:
+    """Return whether a word is a training log: the path of a log, or of a text without option."""
+    is_text = word.endswith(".txt") and f"argument: {word}" in error
+    return (is_text or word.endswith((".log", ".out"))) and Path(word).is_file()
 
 
 def _backend_error() -> str | None:

@@ -1,7 +1,6 @@
 """`pipejax init`: a starter file for a case that no shipped example covers."""
 
 import csv
-import dataclasses
 import io
 import json
 import warnings
@@ -9,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from cyclopts import Parameter
 
-import pipejax as pj
 from pipejax.base.checks import resolve_choice
 from pipejax.cli.options.line import command_line
 from pipejax.cli.options.option import options, parse_pairs
-from pipejax.cli.options.scenario import command_line as command_of_scenario
+from pipejax.cli.options.scenario import explain_commands
 from pipejax.cli.output.files import NO_OUTPUT, TEMPLATE, Output
 from pipejax.cli.output.report import Answer, plain
 from pipejax.costs.model.model import load_model, read_model
@@ -75,12 +74,25 @@ def init(
     commands = [USED_BY[kind].replace("FILE", str(out.path))]
     if kind == "model" and from_ is not None and not from_.endswith(".json"):
         commands = [command_line("init rows", {"from_": from_, "model": str(out.path)})]
-    if kind == "rows":
-        commands += _explain_command(out.path)
-        if "system" not in text.partition("\n")[0].split(","):  # the log does not name it
-            commands = [f"{command} --system SYSTEM" for command in commands]
     result = {"kind": kind, "used_by": commands[0]} | ({"notes": notes} if is_read else {})
-    return Answer(result, [plain(f"  {note}") for note in notes], next=tuple(commands))
+    view = [plain(f"  {note}") for note in notes]
+    if kind == "rows" and "system" not in text.partition("\n")[0].split(","):
+        result["used_by"] = f"{commands.pop()} --system SYSTEM"
+        ask = "the log does not say SYSTEM, one of `pipejax schedules --systems`; then"
+        view.append(plain(f"{ask}: {result['used_by']}"))
+    elif kind == "rows" and out.written:
+        commands += _explanation(out.written)
+    return Answer(result, view, next=tuple(commands))
+
+
+def _explanation(path: Path) -> tuple[str, ...]:
+    """Return the command that explains the last run of a file of measured rows, if options can."""
+    from pipejax.costs.measured.rows_file import read_rows
+
+    with warnings.catch_warnings():  # `validate` says which values it assumes
+        warnings.simplefilter("ignore")
+        rows = read_rows(path)
+        return explain_commands(rows.take(np.array([len(rows) - 1])), None)
 
 
 def _copy(kind: str, original: str, name: str) -> str:
@@ -114,13 +126,14 @@ def _rows_from(
     """Return the text of a table of measured rows from logs, and notes on their gaps."""
     from pipejax.base.file_fields import read_cell
     from pipejax.costs.measured.measured_rows import COLUMNS
-    from pipejax.costs.measured.megatron_log import read_log
+    from pipejax.costs.measured.megatron_log import MegatronLog, read_log
     from pipejax.costs.measured.rows_file import RowReader, file_beside
 
     if model is None:
+        MegatronLog.read(paths[0])  # an error if the log says no sizes of a model
         raise ValueError(
-            f"--from {','.join(paths)} needs --model: pipejax init model --from {paths[0]} writes "
-            "the model of the log"
+            f"--from {','.join(paths)} needs --model; write that of the log by `pipejax init model "
+            f"--from {paths[0]}`"
         )
     trained_model = load_model(file_beside(out, model))
     cells = parse_pairs(columns, "--columns must be as tensor=2,pipeline=4") if columns else {}
@@ -149,44 +162,3 @@ def _rows_from(
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue(), notes
-
-
-def _explain_command(path: Path) -> list[str]:
-    """Return the command that explains the first measured row of a file; [] if no options say it.
-
-    Software settings that the row does not state have the defaults of its stack.
-    """
-    from pipejax.analysis.step.step_time import row_workloads
-    from pipejax.costs.measured.rows_file import file_beside, read_rows
-    from pipejax.costs.model.launchers import launcher_defaults
-
-    with path.open(encoding="utf-8", newline="") as file:
-        cells = {name: cell for name, cell in next(csv.DictReader(file)).items() if cell}
-    names = ("model", "system", "stack")
-    files = {name: file_beside(path, cells[name]) for name in names if name in cells}
-    with warnings.catch_warnings():  # the printed commands say what they assume
-        warnings.simplefilter("ignore")
-        rows = read_rows(path)
-        workload, microbatches = row_workloads(rows)[0], int(rows.microbatches[0])
-        workers, per_worker = int(rows.pipeline[0]), int(rows.stages_per_worker[0])
-        system = load_system(files.get("system", COPIED["system"]))
-        _, stack, defaults = launcher_defaults(
-            None, workload.model, system, files.get("stack"), workers
-        )
-        unstated = {name: value for name, value in defaults.items() if name not in cells}
-        scenario = pj.Scenario(
-            str(rows.schedule[0]),
-            num_workers=workers,
-            num_microbatches=microbatches,
-            options={"stages_per_worker": per_worker} if per_worker > 1 else {},
-            costs=pj.costing.ModelCosts(
-                dataclasses.replace(workload, **unstated), stack.on(system), stack=stack.name
-            ),
-            link=str(rows.link[0]) or "delay",
-            files=files,
-        )
-        without = () if "system" in files else ("system",)
-        try:
-            return [command_of_scenario(scenario, "explain", without)]
-        except ValueError:
-            return []

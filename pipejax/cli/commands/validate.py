@@ -12,6 +12,7 @@ import pipejax as pj
 from pipejax.base.checks import positive
 from pipejax.base.data_files import parse_float
 from pipejax.cli.options.option import options
+from pipejax.cli.options.scenario import explain_commands
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output, drawing
 from pipejax.cli.output.numbers import digits, seconds
 from pipejax.cli.output.report import Answer, pick, plain, progress
@@ -64,7 +65,10 @@ def validate(
         **({} if pipejax_validation is None else {"pipejax": _statistics(pipejax_validation)}),
         "tolerance": max_error,
     }
-    return Answer(result, _view(result, errors), is_within, details=_details(result))
+    sizes = np.abs(np.nan_to_num(validation.errors))
+    worst_row = validation.measured.take(sizes.argmax(keepdims=True))
+    next_commands = explain_commands(worst_row, system, link or "delay")
+    return Answer(result, _view(result, errors), is_within, next_commands, _details(result))
 
 
 def _statistics(validation: "pj.results.Validation") -> dict[str, Any]:

@@ -226,9 +226,8 @@ def _message(error: CycloptsError, command: str) -> str:
     if isinstance(error, CoercionError) and error.msg and error.token:
         return f"{option} {error.msg}"
     if isinstance(error, UnusedCliTokensError):
-        words = [*map(str, error.unused_tokens or [])]
-        advice = advice_on_log(words[0]) or "give it after an option, which --help lists"
-        return f"unexpected argument: {' '.join(words)}; {advice}"
+        words = " ".join(error.unused_tokens or ())
+        return f"unexpected argument: {words}; give it after an option, which --help lists"
     if isinstance(error, UnknownOptionError) and (
         option := error.token.keyword or error.token.value
     ):
@@ -241,13 +240,6 @@ def _message(error: CycloptsError, command: str) -> str:
     text = str(error).removesuffix(".").replace(". Did you mean", "; did you mean")
     text = text.replace(". Must be >= ", ": must be at least ").replace('"', "'")
     return text[0].lower() + text[1:]
-
-
-def advice_on_log(word: str) -> str:
-    """Return how to read a word of the line that is the path of a training log; else no text."""
-    if not word.endswith((".log", ".txt", ".out")) or not Path(word).is_file():
-        return ""
-    return f"give a training log to pipejax init model --from {word}, which names the next command"
 
 
 def answer(command: Callable[..., Any], bound: inspect.BoundArguments, options: LineOptions) -> int:

@@ -8,6 +8,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pipejax as pj
@@ -112,6 +113,48 @@ def command_line(
     options = scenario_options(scenario)
     options = {name: value for name, value in options.items() if name not in without} | more
     return line.command_line(command, options)
+
+
+# columns of a measured row that no option of a run sets
+SETTINGS = ("node_bandwidth", "network_bandwidth", "steps_overlap")
+
+
+def explain_commands(
+    row: "pj.files.MeasuredRows", system: str | None, link: str = "delay"
+) -> tuple[str, ...]:
+    """Return the command that explains a measured row; empty if no options give its run."""
+    from pipejax.analysis.step.step_time import row_workloads
+    from pipejax.costs.measured.measured_rows import STEP
+    from pipejax.costs.model.launchers import LAUNCHERS
+    from pipejax.costs.model.stack import load_stack
+
+    files = {"model": str(row.model_file[0]), "system": system or str(row.system[0])}
+    machine, stack = pj.load_system(files["system"]), str(row.stack[0])
+    is_other = row.accelerators_per_node[0] not in (0, machine.gpus_per_node)
+    if is_other or row.op[0] != STEP or any(getattr(row, name)[0] for name in SETTINGS):
+        return ()
+    if stack:
+        machine, files["stack"] = load_stack(stack).on(machine), stack
+    stages = int(row.stages_per_worker[0])
+    scenario = pj.Scenario(
+        str(row.schedule[0]),
+        num_workers=int(row.pipeline[0]),
+        num_microbatches=int(row.microbatches[0]),
+        options={"stages_per_worker": stages} if stages > 1 else {},
+        costs=pj.costing.ModelCosts(row_workloads(row)[0], machine, stack=stack),
+        link=str(row.link[0]) or link,
+        files=files,
+    )
+    # the launcher that the source of the row names, else none, else one whose defaults the row has
+    source = str(row.source[0])
+    launchers = sorted(
+        [None, *LAUNCHERS], key=lambda name: name is None or name.partition("-")[0] not in source
+    )
+    for launcher in launchers:
+        named = files if launcher is None else files | {"launcher": launcher}
+        with suppress(ValueError, OSError):  # the launcher's defaults differ from the row
+            return (command_line(scenario.replace(files=named), "explain"),)
+    return ()
 
 
 # tables

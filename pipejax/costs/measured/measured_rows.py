@@ -113,9 +113,10 @@ class MeasuredRows:
     Attributes:
       models: the models that are trained, each once.
       columns: (rows) array of each column of `COLUMNS` except the sizes of models, `accelerators`,
-        `n` and `spread`. `model` is the index in `models`. `variance` is relative to the square of
-        the mean, and 0 without a spread. `row` and `file` say where the row was read. A missing
-        cell is NaN for a measured number, empty for a text, 0 for a bandwidth.
+        `n` and `spread`. `model` is the index in `models`, `model_file` its name or path.
+        `variance` is relative to the square of the mean, and 0 without a spread. `row` and `file`
+        say where the row was read. A missing cell is NaN for a measured number, empty for a text,
+        0 for a bandwidth.
     """
 
     models: tuple[Model, ...]

@@ -139,6 +139,7 @@ class RowReader:
         if stack.unfused:
             cells = {"unfused": stack.unfused, **cells}
         columns["model"], model = self._model(cells)
+        columns["model_file"] = file_beside(self.path, cells.get("model", ""))
         if "expert_tensor" not in cells and model.moe is not None and columns["tensor"] > 1:
             self.defaults["expert_tensor"] = "tensor"
         columns |= self._text_columns(cells, columns) | {"stack": stack_name}
