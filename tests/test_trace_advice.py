@@ -207,11 +207,12 @@ def test_remedies_leave_a_slow_machine_slow(name, factors, mean_factor, tmp_path
         assert answer(*arguments)["makespan"] == pytest.approx(step, rel=1e-6)
 
 
-def test_the_only_stage_of_a_worker_may_be_slow_instead_of_its_machine():
+def test_remedies_take_the_machine_of_a_straggler_with_one_stage_as_slow():
     trace, _ = record_slow_worker("1f1b", [SLOWNESS])
     analysis = pj.traces.analyse(trace, schedules=["zb-h1"])
-    assert analysis.finding.kind == "worker"
-    assert analysis.advice.memory.begin.scenario.edits == ()
+    assert (analysis.finding.kind, analysis.finding.name) == ("worker", "2")
+    (edit,) = analysis.advice.memory.begin.scenario.edits
+    assert edit.factors == pytest.approx({2: SLOWNESS})
 
 
 # workers of the stages

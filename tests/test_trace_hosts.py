@@ -53,7 +53,7 @@ def test_labels_alone_do_not_tell_a_slow_host(change, noun, tmp_path, call):
     _, text, _ = call("trace", str(tmp_path), "--schedules", "1f1b")
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert LIKE_A_HOST.format(noun) in " ".join(lines)
-    hint = "one replica does not tell stage 2 from the machine of its worker: give more, with"
+    hint = "one replica does not tell stage 2 from the machine of its worker; the remedies here"
     assert (hint in " ".join(lines)) == (noun == "worker")
 
 

@@ -1,6 +1,7 @@
 """Suspects of a measured run: one fault at a time is named, and nothing in healthy runs."""
 
 import dataclasses
+import json
 
 import faulty_runs
 import numpy as np
@@ -141,11 +142,50 @@ def test_the_command_names_suspects(answer_and_text, tmp_path):
     trace = pj.traces.record_runs([run] * 2)
     truth.write_trace(tmp_path / "run.csv", trace)
     result, text = answer_and_text("trace", tmp_path / "run.csv", "--schedules", "gpipe")
-    assert text.startswith("straggler: worker 2 (stage 2) takes 1.3 times the others in all")
+    assert text.startswith("straggler: worker 2 (stage 2) takes 1.3 times the others; it costs")
     named = result["suspects"]
     places = [(suspect["kind"], suspect["name"]) for suspect in named]
     assert places == [("worker", "2"), ("stage", "2")]
     assert {*named[0]} == {"kind", "name", "seconds", "ratio", "z", "why", "place"}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "slow_replicas", "layers", "kind", "words"),
+    [
+        (1, 1, None, "worker", "the remedies here assume that its machine is slow"),
+        (1, 1, [8, 8, 8, 8], "worker", "the remedies here assume that its machine is slow"),
+        (1, 1, [8, 8, 11, 8], "stage", "the remedies here assume that the stage is slow"),
+        (2, 2, None, "stage", "the stage is slow in all 2 replicas"),
+        (2, 1, None, "worker", "stage 2 is not slow in all replicas, so the machine is"),
+    ],
+)
+def test_remedies_read_a_slow_place_as_the_first_line_does(
+    replicas, slow_replicas, layers, kind, words, tmp_path, answer_and_text
+):
+    """With a stage on each worker, a slow stage looks like a slow machine."""
+    table = pj.schedules.build("zb-h1", num_workers=4, num_microbatches=8)
+    factors = [np.ones(4) for _ in range(replicas)]
+    for factor in factors[:slow_replicas]:
+        factor[2] = 1.4
+    names = ["forward", "input_grad", "weight_grad"]
+    runs = [pj.evaluate(table, pj.Costs(**dict.fromkeys(names, factor))) for factor in factors]
+    truth.write_trace(tmp_path / "run.csv", pj.traces.record_runs(runs * 2, replicas=replicas))
+    more = [] if layers is None else ["--stage-layers", ",".join(map(str, layers))]
+    line = "trace", tmp_path / "run.csv", "--schedules", "interleaved-zb", *more
+    result, text = answer_and_text(*line, "--save", tmp_path / "saved")
+    assert result["finding"]["kind"] == kind
+    assert words in " ".join(text.split())
+    if layers is not None:  # other numbers of stages divide these layers
+        return
+    (remedy,) = (row for row in result["remedies"] if row["what"].endswith("per worker 2"))
+    sizes = {"num_workers": 4, "num_microbatches": 8, "stages_per_worker": 2}
+    other = pj.schedules.build("interleaved-zb", **sizes)
+    mean = np.mean(factors, axis=0)  # parts of stage 2 are stages 4 and 5; worker 2 has 2 and 6
+    halves = mean[other.placement[0]] if kind == "worker" else np.repeat(mean, 2)
+    expected = pj.evaluate(other, pj.Costs(**dict.fromkeys(names, halves / 2)))
+    assert remedy["step_time"] == pytest.approx(expected.makespan, rel=1e-9)
+    saved = json.loads((tmp_path / "saved" / "costs.json").read_text())
+    assert ("stragglers" in saved) == (kind == "worker")
 
 
 def test_many_microbatches_are_one_line(answer_and_text, tmp_path):

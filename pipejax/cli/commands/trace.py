@@ -22,7 +22,6 @@ from pipejax.cli.output.remedies import remedies_json
 from pipejax.cli.output.report import Answer, pick, plain, progress
 from pipejax.cli.output.tables import facts
 from pipejax.schedules.table.table_files import is_csv, text_for
-from pipejax.traces.findings.suspects import slow_machines
 
 # files that --save writes, and their content and use
 FILES: Mapping[str, str] = load_json(Path(__file__).with_name("saved_files.json"))
@@ -155,8 +154,10 @@ def _save(folder: Path, analysis: "pj.results.Analysis") -> None:
     folder.mkdir()
     table = folder / _table_name(analysis)
     write_file(table, text_for(analysis.pipelines.table, table))
-    slow = slow_machines(analysis.suspects, analysis.pipelines)
-    write_file(folder / "costs.json", pj.traces.costs_text(analysis.replay, stragglers=slow))
+    advice = analysis.advice
+    slow = advice and advice.memory.begin.scenario.find_edit(pj.costing.SlowWorkers)
+    factors = dict(slow.factors) if slow else None
+    write_file(folder / "costs.json", pj.traces.costs_text(analysis.replay, stragglers=factors))
     write_file(folder / "perfetto.json", pj.traces.perfetto(analysis.replay))
     if analysis.deal is not None:
         orders = dict(zip(analysis.deal.steps, analysis.deal.order.tolist(), strict=True))

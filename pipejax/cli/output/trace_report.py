@@ -195,7 +195,9 @@ def _suspect_text(analysis: "pj.results.Analysis", suspect: "pj.results.Suspect"
     """Write a suspect as a sentence: its noun, name, evidence and cost."""
     step, table = float(analysis.attribution.recorded.mean()), analysis.pipelines.table
     subject = f"{suspect.kind} {suspect.name} " if suspect.z else ""  # else `why` names it
-    if subject and (places := _paired_places(table, suspect)):
+    why, places = suspect.why, _paired_places(table, suspect) if subject else {}
+    if places:
+        why = why.removesuffix(" in all its stages")  # it has one
         same_place = {"worker": "stage", "stage": "worker"}[suspect.kind]
         subject += f"({same_place} {places[same_place]}) "
     cost = seconds(suspect.seconds)
@@ -203,7 +205,7 @@ def _suspect_text(analysis: "pj.results.Analysis", suspect: "pj.results.Suspect"
         cost += ", which the means leave out"
     elif "step" not in suspect.place:
         cost += f" of {seconds(step)} per step ({percent(suspect.seconds / step)})"
-    return f"{ACTIONS[suspect.kind][0]}: {subject}{suspect.why}; it costs {cost}"
+    return f"{ACTIONS[suspect.kind][0]}: {subject}{why}; it costs {cost}"
 
 
 def _paired_places(table: pj.ScheduleTable, suspect: "pj.results.Suspect") -> dict[str, int]:
@@ -223,13 +225,20 @@ def _equal_causes(analysis: "pj.results.Analysis") -> Iterator[object]:
     if finding is None or finding.kind not in ("worker", "stage", "link"):
         return
     is_replica = "replica" in finding.place or len(trace.replicas) > 1
-    places = _paired_places(analysis.pipelines.table, finding)
+    places = _paired_places(analysis.pipelines.table, finding) if finding.z else {}
     if places and not is_replica:
+        slow = {"worker": "its machine", "stage": "the stage"}[finding.kind]
         yield plain(
-            f"one replica does not tell stage {places['stage']} from the machine of its worker: "
-            "give more, with --replicas if labels lack them, or exchange two machines and record "
-            "again"
+            f"one replica does not tell stage {places['stage']} from the machine of its worker; "
+            f"the remedies here assume that {slow} is slow: to be sure, record more replicas (with "
+            "--replicas if labels lack them), or exchange two machines and record again"
         )
+    elif places and "replica" not in finding.place:
+        yield plain(f"the stage is slow in all {len(trace.replicas)} replicas, so no machine is")
+    elif places and ("stage", places["stage"]) not in {
+        (suspect.kind, suspect.place.get("stage")) for suspect in analysis.suspects
+    }:
+        yield plain(f"stage {places['stage']} is not slow in all replicas, so the machine is")
     if not trace.budgets and not (finding.kind == "stage" and is_replica):
         yield plain(
             f"a slow host would look like this {finding.kind}: traces with CUDA calls distinguish "

@@ -23,7 +23,14 @@ from pipejax.search.remedies.explain import Explanation, explain
 from pipejax.traces.clocks import Offset, aligned
 from pipejax.traces.findings.attribution import Attribution, attribute
 from pipejax.traces.findings.op_times import OpTimes, cost_fields, measured_costs, op_times
-from pipejax.traces.findings.suspects import MAX_LISTED, Suspect, odd_steps, slow_machines, suspects
+from pipejax.traces.findings.suspects import (
+    MAX_LISTED,
+    Suspect,
+    is_slow_stage,
+    odd_steps,
+    slow_machines,
+    suspects,
+)
 from pipejax.traces.record import LeftOut, Trace
 from pipejax.traces.replaying.pipelines import (
     Pipeline,
@@ -416,6 +423,7 @@ def _first_finding(
     fault: Fault | None,
     deal: NewDeal | None,
     first_step: int,
+    layers: Sequence[int] | None,
 ) -> Suspect | None:
     """Return the suspect or slow place that costs most; None if no single place matters."""
     # If the redistribution of microbatches `deal` saves more, the finding is uneven data. `fault`
@@ -435,13 +443,13 @@ def _first_finding(
     if saves > max(MIN_PLACE * step, seconds):
         why = "replicas wait for the one with the longest microbatches"
         return Suspect("data", "", saves, ratio=None, z=0.0, why=why, place={})
-    # A worker and its only stage have equal costs. Name the stage if it is the first or the last,
-    # which may have embedding or head, or if it is slow in all replicas.
+    # a worker and its only stage have equal costs
     stages = [row for row in suspects if row.kind == "stage" and row.seconds == seconds]
     if first is None or not stages:
         return first
-    is_end = stages[0].place.get("stage") in (0, len(shares.by_name("stage")) - 1)
-    return stages[0] if is_end or len(shares.by_name("replica")) > 1 else first
+    stage, ratio = stages[0].place["stage"], stages[0].ratio or 1.0
+    sizes = len(shares.by_name("stage")), len(shares.by_name("replica"))
+    return stages[0] if is_slow_stage(stage, ratio, *sizes, layers) else first
 
 
 def _slow_places(shares: Attribution, fault: Fault | None) -> Sequence[Suspect]:
@@ -540,7 +548,7 @@ def analyse(
         outliers, advice, new_deal = suspects(complete, offsets), None, None
         if replayed.mean_error <= MAX_ERROR:
             advice = explain(
-                trace_scenario(replayed, slow_machines(outliers, pipelines)),
+                trace_scenario(replayed, slow_machines(outliers, pipelines, stage_layers)),
                 stage_layers=stage_layers,
                 schedules=schedules,
                 launcher=launcher,
@@ -552,7 +560,8 @@ def analyse(
             new_deal = rebalance(replayed) if has_uneven_data else None
         causes = () if advice is None else advice.faults
         worst = next((fault for fault in causes if fault.kind not in ("schedule", "gaps")), None)
-        finding = _first_finding(outliers, shares, worst, new_deal, all_pipelines.pipelines[0].step)
+        first_step = all_pipelines.pipelines[0].step
+        finding = _first_finding(outliers, shares, worst, new_deal, first_step, stage_layers)
         if advice is not None:  # reports name a repair in a line of its own
             remedies = [remedy for remedy in advice.remedies if remedy.kind != "repair"]
             if finding is not None and finding.kind == "stage":

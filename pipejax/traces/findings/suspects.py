@@ -135,17 +135,39 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
     return ResultList([*results, *list(_wrong_clocks(offsets))[:MAX_LISTED]])
 
 
-def slow_machines(suspects: Iterable[Suspect], pipelines: Pipelines) -> dict[int, float]:
+def slow_machines(
+    suspects: Iterable[Suspect], pipelines: Pipelines, layers: Sequence[int] | None = None
+) -> dict[int, float]:
     """Return {slow worker: factor on its times, as a mean over replicas}."""
+    # `layers` (stages) are numbers of layers, if known
     table, num_replicas = pipelines.table, len({run.replica for run in pipelines.pipelines})
-    # the only stage of a worker may be the slow part, unless it is fast in other replicas
     has_twins = len(table.placement) == 1 and table.num_stages <= table.num_workers
+    stages = table.placement[0].tolist()
     rows = [row for row in suspects if row.kind == "worker"]
     in_all = {row.place["worker"]: row.ratio or 1.0 for row in rows if "replica" not in row.place}
     in_some = dict.fromkeys((row.place["worker"] for row in rows if "replica" in row.place), 1.0)
     for row in (row for row in rows if "replica" in row.place):
         in_some[row.place["worker"]] += ((row.ratio or 1.0) - 1) / num_replicas
-    return in_some if has_twins else in_some | in_all
+    if has_twins:  # the only stage of a worker may be the slow part
+        in_all = {
+            worker: ratio
+            for worker, ratio in in_all.items()
+            if not is_slow_stage(stages.index(worker), ratio, len(stages), num_replicas, layers)
+        }
+    return in_some | in_all
+
+
+def is_slow_stage(
+    stage: int, ratio: float, num_stages: int, num_replicas: int, layers: Sequence[int] | None
+) -> bool:
+    """Return whether a stage, not the machine of its worker, is slow: one reading for all advice.
+
+    The first and the last stage may have embedding or head. A stage that is slow in all replicas
+    has other machines there. Layers are a reason if they explain half of the excess time.
+    """
+    usual = 0 if layers is None else float(np.median(layers))
+    has_more = layers is not None and layers[stage] / usual - 1 >= (ratio - 1) / 2
+    return has_more or num_replicas > 1 or stage in (0, num_stages - 1)
 
 
 def _suspect(kind: str, place: Place, ratio: float, z: float) -> Suspect:
