@@ -459,6 +459,48 @@ def test_memory_costs_what_lies_beyond_the_best_that_fits(answer):
     assert float(percent) == pytest.approx(100 * beyond / result["step_time"], rel=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        (
+            "-P 8 -M 16 --minibatch 16 --tensor-parallel 8 --launcher Megatron-LM",
+            {"tensor-overlap": "1"},
+        ),
+        (
+            "-P 4 -M 8 --minibatch 8 --data-parallel 4 -l rendezvous --queues pair "
+            "--memory-limit 70GB",
+            {"overlap": "1", "link": "rendezvous", "queues": "pair", "memory-limit": "70GB"},
+        ),
+        (
+            "-P 2 -M 8 --minibatch 8 --data-parallel 16 --launcher torchtitan",
+            {"stack": "torchtitan-2024"},
+        ),
+    ],
+)
+def test_the_printed_plan_has_the_settings_of_the_first_remedy(text, settings, answer):
+    """A plan at other settings would compare layouts of another run."""
+    line = ["-s", "1f1b", "-m", "llama3-8b", "-y", "h100", *text.split()]
+    result = answer("explain", *line)
+    (job,) = result["next"]
+    first = next(row for row in result["remedies"] if row["kind"] == "combined")
+    for name, value in settings.items():
+        assert f"--{name} {value}" in job
+        assert (f"--{name} {value}" in first["command"]) == (name != "memory-limit")
+
+
+def test_a_cause_that_costs_more_than_settings_save_says_why(answer_and_text):
+    line = ["-s", "interleaved-1f1b", "-P", 8, "-M", 16, "-V", 5, "-m", "llama3-70b", "-y", "h100"]
+    line += ["--minibatch", 16, "--tensor-parallel", 8, "--sequence-parallel", "--schedules"]
+    line += ["1f1b", "--tensor-overlap", 1, "--stragglers", "2=1.3", "--launcher", "Megatron-LM"]
+    result, text = answer_and_text("explain", *line)
+    saved = max(row["saves"] for row in result["remedies"] if row["shelf"] != "hardware")
+    assert 0 < saved < result["faults"][0]["seconds"]
+    words = (
+        f"settings and schedules save at most {seconds(saved)} of it: launchers move whole layers"
+    )
+    assert words in text
+
+
 def test_a_modelled_run_that_does_not_fit_says_what_does(answer, answer_and_text, call):
     line = ["-s", "1f1b", "-P", 8, "-M", 8, "-m", "gpt3-175b", "-y", "h100", "--minibatch", 8]
     line += ["--tensor-parallel", 8]

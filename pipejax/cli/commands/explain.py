@@ -24,7 +24,8 @@ from pipejax.schedules.naming import find
 from pipejax.schedules.table.links import LINK_TEXTS
 
 # options of a run that `plan` has too
-PLAN_OPTIONS = ("model", "system", "stack", "launcher", "sequence", "link", *SHARED)
+LINKS = ("link", "queues", "posting", "shared_links", "pair_links", "eager_below")
+PLAN_OPTIONS = ("model", "system", "stack", "launcher", "sequence", *LINKS, *SHARED)
 
 
 @options
@@ -82,16 +83,24 @@ def explain(
         title = f"{table.name}: why a step takes {seconds(explanation.step_time)}"
         text = report_page(explanation, title, _view(explanation, result), details)
         out.save(lambda draft: write_file(draft, text))
-    view, next_commands = _view(explanation, result), _plan_command(scenario)
+    first = remedies.shown_first(explanation, result["remedies"])
+    view, next_commands = _view(explanation, result), _plan_command(scenario, first)
     return Answer(result, view, next=next_commands, details=details)
 
 
-def _plan_command(scenario: "pj.Scenario") -> tuple[str, ...]:
+def _plan_command(scenario: "pj.Scenario", first: "pj.results.Remedy | None") -> tuple[str, ...]:
     """Return the command that searches other layouts of the job; empty where a file names none."""
+    # the settings of all layouts, such as overlaps, are those that the first remedy advises
     workload = scenario.workload
     if workload is None or scenario.microbatches != pj.costing.Microbatches():
         return ()
-    options = {k: v for k, v in scenario_options(scenario).items() if k in PLAN_OPTIONS}
+    advised = scenario
+    if first is not None:
+        files, costs = first.scenario.files, first.scenario.source
+        advised = scenario.replace(files=files, costs=costs)
+    options = {k: v for k, v in scenario_options(advised).items() if k in PLAN_OPTIONS}
+    limit = line.written("memory_limit")
+    options |= {} if "," in limit.get("memory_limit", "") else limit
     workers = workload.accelerators_per_worker * scenario.table().num_workers
     options["gpus"] = workers * workload.data_parallel
     options["minibatch"] = workload.minibatch * workload.data_parallel

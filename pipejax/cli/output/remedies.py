@@ -218,6 +218,12 @@ def remedies_view(
     yield from launch_lines(_able_launches(explanation.remedies[place]), short=True)
 
 
+def shown_first(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> "Remedy | None":
+    """Return the remedy that a first screen shows first; None without remedies."""
+    best_rows = _best_rows(rows, explanation.step_time)
+    return explanation.remedies[rows.index(best_rows[0])] if best_rows else None
+
+
 def _memory_doubt(
     explanation: "Explanation", rows: Sequence[Mapping[str, Any]]
 ) -> Iterator[object]:
@@ -234,7 +240,7 @@ def _memory_doubt(
 
 
 def _other_cause(explanation: "Explanation", shown_first: "Remedy") -> Iterator[object]:
-    """Yield a line if the remedy that is shown first does not shorten the bottleneck."""
+    """Yield lines if the first remedy does not shorten the bottleneck, or none removes it."""
     from pipejax.search.remedies.explain import shortens
 
     if explanation.bottleneck.seconds > 0 and not shortens(shown_first, explanation):
@@ -242,6 +248,16 @@ def _other_cause(explanation: "Explanation", shown_first: "Remedy") -> Iterator[
         if other := next((r for r in explanation.remedies if shortens(r, explanation)), None):
             text += f"; {other.what} does, and saves {_with_share(other.saves, explanation)}"
         yield plain(text)
+        return
+    fault, remedies = explanation.bottleneck, explanation.remedies
+    saved = max((r.saves for r in remedies if r.shelf != "hardware"), default=0.0)
+    if 0 < saved < (1 - WORTH_COMBINING) * fault.seconds:
+        why = (
+            "launchers move whole layers"
+            if fault.kind == "imbalance"
+            else "the rest needs faster hardware"
+        )
+        yield plain(f"settings and schedules save at most {seconds(saved)} of it: {why}")
 
 
 def _best_rows(rows: Sequence[Mapping[str, Any]], step: float) -> list[Mapping[str, Any]]:
