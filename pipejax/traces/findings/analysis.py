@@ -538,10 +538,9 @@ def analyse(
         other_run = None
         if against is not None:
             against, _ = aligned(against)
-            other_pipelines = find_pipelines(against)
-            if not all_steps:
-                other_pipelines = usual_steps(against, other_pipelines)
-            other_run = replay_late_launches(other_pipelines, replayed.links)
+            others = find_pipelines(against)
+            others = others if all_steps else usual_steps(against, others)
+            other_run = replay_late_launches(others, replayed.links)
         report(2, num_parts, PROGRESS_TEXTS[2])
         shares = attribute(replayed)
         report(3, num_parts, PROGRESS_TEXTS[3])

@@ -120,7 +120,9 @@ def _count_from_zero(columns: Columns, phases: Sequence[str], sizes: RunSizes) -
 def _restart_microbatches(columns: Columns, kind: NumpyArray, sizes: RunSizes) -> list[str]:
     """Renumber microbatches in place, from 0 in each step, if no file says steps but idle times."""
     rows, lanes = np.flatnonzero(kind >= 0), columns.get("worker", columns.get("stage"))
-    if "step" in columns or "microbatch" not in columns or len(np.unique(lanes[rows])) < 2:
+    if "step" in columns or "microbatch" not in columns or lanes is None:
+        return []
+    if len(np.unique(lanes[rows])) < 2:
         return []
     lane = number_groups(columns.get("replica", np.zeros(len(lanes))), lanes)[rows]
     order = np.lexsort([columns["start"][rows], lane])
