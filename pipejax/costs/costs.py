@@ -130,6 +130,9 @@ class Costs(_FilledIn):
         return super().__new__(cls)
 
     def __post_init__(self, others: Any, _filled: Any) -> None:
+        """Check the costs, and fill in those that follow from others, such as I from B."""
+        # `others` are costs of custom kinds of ops; `_filled` are costs that an older record filled
+        # in, or this older record.
         check_types(others=(others, Mapping, type(None)))
         values = {name: value for name, value in vars(self).items() if value is not None}
         if isinstance(_filled, Costs):
@@ -138,9 +141,7 @@ class Costs(_FilledIn):
                 stale = [name for name in names if values.get(name) is old[name]]
                 if 0 < len(stale) < len(names) and values.keys() >= {*names}:
                     why = f"costs of jax.tree.map or jit would keep their old {' and '.join(stale)}"
-                    raise ValueError(
-                        f"{why}: give these times too, or None if they follow from others"
-                    )
+                    raise ValueError(f"{why}: give these too, or None to derive them")
         # `dataclasses.replace` passes all times of the old record: forget times that this record
         # had filled in, such as I = 1 from B = 2, because they follow from the new times
         for name, old_value in (_filled or {}).items():
@@ -392,9 +393,7 @@ def unknown_cost(name: str) -> UnknownNameError:
     if name not in _FILE_NAMES:
         return unknown("cost", name, FIELDS)
     argument = _FILE_NAMES[name]
-    return UnknownNameError(
-        "cost", name, f"unknown cost {name!r}: here it is {argument}=, in seconds"
-    )
+    return UnknownNameError("cost", name, f"unknown cost {name!r}: give {argument}=, in seconds")
 
 
 # optional times, 0 by default

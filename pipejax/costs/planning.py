@@ -79,9 +79,8 @@ def plans(
             is_per_stage = name in BY_STAGE and np.ndim(costs.get(name, 0.0)) > 1
             plan_times[name] = entries.tolist() if is_per_stage else entries.item()
         plan_times["slots"] = {letter: plan_times[letter] for letter in LETTERS}
-        arguments = {
-            name: plan_times[name] for name in ("slots", *builder.options) if name in plan_times
-        }
+        names = [name for name in ("slots", *builder.options) if name in plan_times]
+        arguments = {name: plan_times[name] for name in names}
         yield np.flatnonzero(row_indices.ravel() == index), arguments | dict(options)
 
 

@@ -217,12 +217,9 @@ class PlacedCosts(NamedTuple):
             for name, times in self.messages.items()
         }
         stage = np.arange(self.table.num_stages)
-        copies = {
-            name: times[shares_node, ends_share, stage] for name, times in self.by_sharing.items()
-        }
-        others = {
-            name: time[None] if np.ndim(time) else time for name, time in vars(self.base).items()
-        }
+        sharing, base = self.by_sharing.items(), vars(self.base).items()
+        copies = {name: times[shares_node, ends_share, stage] for name, times in sharing}
+        others = {name: time[None] if np.ndim(time) else time for name, time in base}
         return unchecked_costs(others | messages | copies)
 
     def at(self, places: Seats) -> Costs:

@@ -173,10 +173,8 @@ def _draw_front(axes: Axes, sides: Sequence[Shown], front: Int[NumpyArray, " fro
     """Draw the border of the region that the front dominates, up to the edges of the picture."""
     x, y = (side.values[front] for side in sides)
     limits = axes.get_xlim(), axes.get_ylim()
-    worst = [
-        ends[0] if side.more_is_better else ends[1]
-        for side, ends in zip(sides, limits, strict=True)
-    ]
+    pairs = zip(sides, limits, strict=True)
+    worst = [low if side.more_is_better else high for side, (low, high) in pairs]
     axes.step([x[0], *x, worst[0]], [worst[1], *y, y[-1]], **FRONT)
     axes.set(xlim=limits[0], ylim=limits[1])
 

@@ -90,9 +90,8 @@ def phase_looks(phases: Iterable[AnyPhase]) -> Mapping[str, Look]:
             looks[name] = _kind_look(phase.kind, *phase.kind.look)
         else:
             uncoloured[name] = phase.kind
-    colours = itertools.cycle(
-        _distinct_colours([look.fill for look in looks.values()], len(uncoloured))
-    )
+    used_colours = [look.fill for look in looks.values()]
+    colours = itertools.cycle(_distinct_colours(used_colours, len(uncoloured)))
     return looks | {name: _kind_look(kind, next(colours)) for name, kind in uncoloured.items()}
 
 

@@ -488,9 +488,8 @@ def _name_runs(runs: Run | Sequence[Run] | Mapping[str, Run]) -> dict[str, Run]:
     else:
         is_single = isinstance(runs, Run) or not isinstance(runs, Iterable)
         all_runs: Any = [runs] if is_single else runs
-        runs_by_name = named(
-            (getattr(run, "schedule", getattr(run, "name", "")), run) for run in all_runs
-        )
+        pairs = ((getattr(run, "schedule", getattr(run, "name", "")), run) for run in all_runs)
+        runs_by_name = named(pairs)
     for run in runs_by_name.values():
         if not isinstance(run, Run):
             raise TypeError(

@@ -100,12 +100,12 @@ class Trace:
     ranks: Mapping[tuple[int, int], int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Check that columns have equal lengths, times are finite, and phases exist."""
         size = len(self.start)
         for name in (*INTEGERS, *TIMES):
             if len(getattr(self, name)) != size:
-                raise MismatchError(
-                    f"{name} has {len(getattr(self, name))} entries, start has {size}", name
-                )
+                count = len(getattr(self, name))
+                raise MismatchError(f"{name} has {count} entries, start has {size}", name)
         for name in TIMES:
             if not np.isfinite(getattr(self, name)).all():
                 raise wrong(name, "must be finite: leave out slices without a time")
@@ -145,9 +145,8 @@ class Trace:
         arrays = {name: getattr(self, name)[is_selected] for name in (*INTEGERS, *TIMES)}
         steps = {*arrays["step"].tolist()}
         arrays["budgets"] = tuple(budget for budget in self.budgets if budget.step in steps)
-        return dataclasses.replace(self, **arrays).with_marks(
-            mark for mark in self.marks if mark[0] in steps
-        )
+        marks = (mark for mark in self.marks if mark[0] in steps)
+        return dataclasses.replace(self, **arrays).with_marks(marks)
 
     def with_marks(self, marks: Iterable[tuple[int, float, float]]) -> "Trace":
         """Return the trace with these marks, and a note if ops take less time than the marks."""

@@ -50,9 +50,7 @@ def calibrate(
 
     system, collectives, fit = fitting.system, fitting.collectives, fitting.fit
     if not files and collectives is None:
-        raise ValueError(
-            "no measurements: give DATA.csv with measured runs, --collectives, or both"
-        )
+        raise ValueError("no measurements: give DATA.csv of runs, --collectives, or both")
     machine, base = pj.load_system(system), read_named("hardware", system, "system")[0]
     links: pj.results.LinkCalibration | None = None
     identified: set[str] = set()
@@ -150,9 +148,8 @@ def _details(fit: "pj.results.Calibration", data: Mapping[str, Any]) -> dict[str
         "held out": data["held_out"],
     }
     errors = {name: part for name, part in parts.items() if part}
-    details: dict[str, Iterable[object]] = {
-        "errors": [_error_table(errors, "errors of step times")]
-    }
+    error_table = _error_table(errors, "errors of step times")
+    details: dict[str, Iterable[object]] = {"errors": [error_table]}
     if fit.parameters:
         fitted_to = f"{fit.fit.rows} runs in {fit.seconds:.1f} s"
         details["numbers"] = [_number_table(fit.parameters.values(), fitted_to)]

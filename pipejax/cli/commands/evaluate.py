@@ -54,9 +54,8 @@ class TimingSettings:
         """Add slack, corners and paths, if asked for, to the object of `--json`; yield tables."""
         target = None if self.target is None else parse_seconds(self.target, "--target")
         if self.slack or self.corner or target is not None:
-            corners = pj.analysis.corners(
-                evaluation.program, self._costs(evaluation), target=target
-            )
+            costs = self._costs(evaluation)
+            corners = pj.analysis.corners(evaluation.program, costs, target=target)
             if target is not None:  # at the nominal costs
                 lateness = float(corners.total_negative_slack[0])
                 worst_slack = float(corners.slack[0].min())

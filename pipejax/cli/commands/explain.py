@@ -142,6 +142,7 @@ def _as_json(explanation: "pj.results.Explanation", files: Mapping[int, Path]) -
 
 
 def _view(explanation: "pj.results.Explanation", result: Mapping[str, Any]) -> Iterator[object]:
+    """Yield the step time and its first cause, the sizes of the run, and advice."""
     yield plain(f"{seconds(explanation.step_time)} per step; {remedies.first_fault(explanation)}")
     schedule = explanation.memory.begin.scenario.schedule  # of a table's rows, if one has them
     is_named = isinstance(schedule, str) and not result["schedule"].startswith(schedule)

@@ -393,10 +393,8 @@ def _parse_box(text: str | None, first: str) -> dict[str, tuple[float, float]]:
     for name, bounds in ({} if text is None else parse_pairs(text, form)).items():
         low, colon, high = bounds.partition(":")
         ends = [end.strip() for end in (low, high if colon else low)]
-        ranges[name] = (
-            parse_seconds(ends[0], f"--box: {name}"),
-            parse_seconds(ends[1], f"--box: {name}"),
-        )
+        low_end, high_end = (parse_seconds(end, f"--box: {name}") for end in ends)
+        ranges[name] = low_end, high_end
         has_unit |= any(math.isnan(parse_float(end)) for end in ends)
     is_fixed = any(low == high for low, high in ranges.values())
     if not ranges or first in ranges or is_fixed:

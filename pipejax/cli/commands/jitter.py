@@ -114,10 +114,8 @@ def jitter(
         out.save_dataset(jitter_dataset(runs))
     if figure.path is not None:
         _draw(runs, figure)
-    rows = [
-        _row(run, rank, ops) | need
-        for run, rank, need in zip(runs.values(), ranked, needs, strict=True)
-    ]
+    parts = zip(runs.values(), ranked, needs, strict=True)
+    rows = [_row(run, rank, ops) | need for run, rank, need in parts]
     failed = [{"schedule": name, "error": why} for name, why in missing.items()]
     result = {
         "workers": workers,

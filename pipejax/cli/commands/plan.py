@@ -130,10 +130,8 @@ def plan(
     launches = machine_launches(best.workload, best.table, request.system, request.stack, launcher)
     stages = plans.layout_json(planned.best.workload, planned.best.table, launcher)
     result = _result(planned, stages) | {"launch": plans.launch_json(launches)}
-    next_commands = (
-        command_line("evaluate", options),
-        command_line("show", options | {"out": "plan.html"}),
-    )
+    show_command = command_line("show", options | {"out": "plan.html"})
+    next_commands = command_line("evaluate", options), show_command
     details = {"launcher options": [*plans.launch_lines(launches)]} | plans.plan_details(planned)
     launcher_lines = plans.launch_lines(launches if launcher is not None else (), short=True)
     view = chain(plans.plan_view(planned), map(plain, stages.get("notes", ())), launcher_lines)

@@ -161,10 +161,8 @@ def sweep_show(
     # masks of points: those that --where keeps, and of these the ones that may be the best
     selected = results.where(where or ())
     candidates = selected & stores.selectable(results, memory_limit=not no_memory_limit)
-    first, front = (
-        stores.distinct_best(results, candidates, rank, best),
-        results.front(candidates, sides),
-    )
+    first = stores.distinct_best(results, candidates, rank, best)
+    front = results.front(candidates, sides)
     front = front if pareto else front[:0]
     fronts = stores.distinct_front(results, candidates, sides, front)
     near = {text: value for text in where or () if (value := results.nearest(text)) is not None}
@@ -203,9 +201,8 @@ def sweep_show(
     if reasons:
         view.append(reasons[0])
         details["reasons of illegal points"] = [plain(text) for text in reasons[:MAX_ROWS]]
-    return Answer(
-        result, (plain(part) if isinstance(part, str) else part for part in view), details=details
-    )
+    lines = (plain(part) if isinstance(part, str) else part for part in view)
+    return Answer(result, lines, details=details)
 
 
 def _as_json(
@@ -390,9 +387,7 @@ def map_lines(
     if not regions.names:
         return
     names = [*regions.names, "-"]  # the last one is for code -1: no point can be chosen
-    shares = (
-        f"{name} on {np.mean(regions.codes == k):.0%}" for k, name in enumerate(regions.names)
-    )
+    shares = (f"{name} on {np.mean(regions.codes == k):.0%}" for k, name in enumerate(names[:-1]))
     yield plain(f"best schedule, by share of the map: {', '.join(shares)}")
     heads, cells = [], []
     for axis in (across, up):
@@ -403,9 +398,8 @@ def map_lines(
     columns = [(heads[1], cells[1])]
     for value, codes in zip(cells[0], regions.codes.T, strict=True):
         columns.append((value, [names[code] for code in codes]))
-    yield grid(
-        columns, title=escape(f"best schedule by {heads[0]} (columns) and {heads[1]} (rows)")
-    )
+    title = f"best schedule by {heads[0]} (columns) and {heads[1]} (rows)"
+    yield grid(columns, title=escape(title))
 
 
 def draw_map(
@@ -473,9 +467,8 @@ def draw_front(
     groups = {"points": candidates}
     if "schedule" in results.axes:
         schedules = results.column("schedule")
-        members = {
-            name: candidates & (schedules == name) for name in results.axes["schedule"].tolist()
-        }
+        names_of_schedules = results.axes["schedule"].tolist()
+        members = {name: candidates & (schedules == name) for name in names_of_schedules}
         groups = {name: points for name, points in members.items() if np.any(points)}
     objectives = []
     for name in names:

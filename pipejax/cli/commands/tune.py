@@ -55,9 +55,7 @@ def tune(
     workers = workers or (find(schedule).sizes or (8,))[0]
     settings = run.table_options(OF_RUNS)
     if run.memory_limit is not None:
-        raise ValueError(
-            "--memory-limit has no effect on tune: the limit is the memory of --system"
-        )
+        raise ValueError("--memory-limit has no effect on tune: --system sets the limit")
     point = SizedSchedule(schedule, workers, None)
     scenario = parse_scenario(run, settings=settings, point=point)
     workload, _ = tuned_model(scenario, "tune")

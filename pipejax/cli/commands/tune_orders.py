@@ -361,9 +361,8 @@ def lookahead(
         workers = [("worker", range(table.num_workers)), *columns, ("peak gathered", peaks)]
         out.save_table(best.table)
         tables = {"no lookahead": search.plain, "best": best.table}
-        figure.save_timelines(
-            {name: pj.evaluate(t, costs, link=link) for name, t in tables.items()}
-        )
+        runs = {name: pj.evaluate(t, costs, link=link) for name, t in tables.items()}
+        figure.save_timelines(runs)
         first_line = (
             f"[bold]{seconds(result.value)}[/] per step with --lookahead "
             f"{_range(best.lookahead)} (how many uses ahead a worker gathers weights) and "

@@ -96,9 +96,8 @@ class ActivationOptions(NamedTuple):
             sizes = for_each(self.sizes or [1.0], table.num_stages, "--activation-sizes", "stages")
             share = WEIGHT_SHARE if self.weight_share is None else self.weight_share
             shares, zeros = np.full(len(sizes), share), np.zeros((len(AT_WORK), len(sizes)))
-            return StageSizes(
-                "activations", sizes, shares, checkpoints=sizes, at_work=zeros, static=None
-            )
+            parts: Any = {"checkpoints": sizes, "at_work": zeros, "static": None}
+            return StageSizes("activations", sizes, shares, **parts)
         self._check_sizes()
         from pipejax.costs.stage.stage_work import gathered_bytes, stage_bytes
 

@@ -165,9 +165,7 @@ SIZES = ("workers", "microbatches")
 def _parse_table(run: Any, settings: "TableOptions") -> Options:
     """Return the schedule with its sizes, or the table file, as fields of a scenario."""
     if (run.schedule is None) == (run.table is None):
-        raise ValueError(
-            "give either --schedule with --workers and --microbatches, or --table FILE"
-        )
+        raise ValueError("give --schedule with --workers and --microbatches, or --table FILE")
     if run.name is not None:
         # a table from a file has sizes of its own
         sizes = dict(zip(SIZES, find(run.name).sizes or (None, None), strict=True))
@@ -633,9 +631,7 @@ def _parse_edits(
 def parse_gathering(lane: str | None, lookahead: str | None, residency: str | None) -> Any:
     """Read how sharded weights are gathered; None if no option says so."""
     if lane == HOST_LINK or lane == "":
-        raise ValueError(
-            f"--sharding-lane must be compute, net or a name of your own, got {lane!r}"
-        )
+        raise ValueError(f"--sharding-lane must be compute, net or another name, got {lane!r}")
     ahead = () if lookahead is None else parse_counts(lookahead, "--lookahead", 0)
     held = () if residency is None else parse_counts(residency, "--residency")
     gathering = pj.costing.ShardingCells(lane, tuple(ahead), tuple(held))
@@ -665,6 +661,7 @@ _WRITERS: Mapping[str, Callable[[Any], str]] = {
 
 
 def _edit_options(scenario: "pj.Scenario") -> Options:
+    """Return the options that make the edits of a scenario."""
     writers: Mapping[type, Callable[[Any], Options]] = {
         pj.costing.RecomputeCells: lambda _: {"recompute_cells": True},
         pj.costing.ShardingCells: lambda edit: (

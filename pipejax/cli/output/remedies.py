@@ -343,9 +343,8 @@ def advice_details(
     explanation: "Explanation", rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[object]]:
     """Return the parts of the step, and the remedies with their commands."""
-    parts = [
-        part for part in explanation.parts if abs(part.seconds) > ROUNDING * explanation.step_time
-    ]
+    rounding = ROUNDING * explanation.step_time
+    parts = [part for part in explanation.parts if abs(part.seconds) > rounding]
     columns = (
         Column("part", "name"),
         Column("time", "seconds", seconds),

@@ -160,9 +160,8 @@ def table_sizes(table: Any) -> dict[str, Any]:
 def heading(sizes: Mapping[str, Any], note: str = "") -> str:
     """Return the heading of a report: the schedule or its file, a note, and sizes."""
     nouns = {"workers": "worker", "stages": "stage", "microbatches": "microbatch"}
-    counts = ", ".join(
-        f"{sizes[name]} {noun if sizes[name] == 1 else name}" for name, noun in nouns.items()
-    )
+    texts = (f"{sizes[name]} {n if sizes[name] == 1 else name}" for name, n in nouns.items())
+    counts = ", ".join(texts)
     slices = f" in {sizes['slices']} slices" if "slices" in sizes else ""
     return f"[bold]{schedule_name(sizes)}[/]{note}, {counts}{slices}"
 

@@ -108,9 +108,8 @@ def paths_table(rows: Sequence[Mapping[str, Any]]) -> TextTable:
         *(Column(name, name) for name in (rows[0]["counts"] if rows else ())),
         Column("ops", "ops", ends_of_path),
     ]
-    return rows_table(
-        ({**row, **row["counts"], "number": k} for k, row in enumerate(rows, 1)), columns
-    )
+    flat_rows = ({**row, **row["counts"], "number": k} for k, row in enumerate(rows, 1))
+    return rows_table(flat_rows, columns)
 
 
 def ends_of_path(ops: Sequence[str]) -> str:

@@ -323,9 +323,8 @@ def _expert_exchanges(
     passes = Phases(forward=1.0, input_grad=2.0 if recomputes else 1.0)
     counts = Phases(*(2 * count for count in passes))  # to the experts and back
     copies = layout.dispatch_per_node * slots
-    exchanges = [
-        Collective("all_to_all", "expert", _in_all_phases(volume), counts, "layer", copies)
-    ]
+    volumes = _in_all_phases(volume)
+    exchanges = [Collective("all_to_all", "expert", volumes, counts, "layer", copies)]
     # Accelerators that split an expert gather their tokens and scatter sums. Without sequence
     # parallelism they have the same tokens, so they only sum outputs and gradients.
     n = layout.expert_gather

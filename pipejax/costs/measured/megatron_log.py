@@ -178,13 +178,9 @@ class MegatronLog(NamedTuple):
         # given, are compared with the log's.
         for name in _UNSUPPORTED:
             if self.text(name):
-                raise ValueError(
-                    f"{self.path}: {name} {self.text(name)}: no column of a row holds it"
-                )
+                raise ValueError(f"{self.path}: {name} {self.text(name)}: no column holds it")
         if {self.arguments.get(name) for name in ("bf16", "fp16")} == {"False"}:
-            raise ValueError(
-                f"{self.path}: bf16 and fp16 are False: rows do not support 32-bit products"
-            )
+            raise ValueError(f"{self.path}: bf16 and fp16 are False: rows have no 32 bits")
         if not self.times:
             raise ValueError(
                 f"{self.path}: no line has `elapsed time per iteration (ms)`: the run must "

@@ -263,9 +263,8 @@ def _model_experts(model: Model, sizes: Mapping[str, Any]) -> MixtureOfExperts |
     """Return the model's experts with a row's sizes; for a dense model, experts like its MLP."""
     # `sizes` is {field of `Model`: size}; fields of experts begin with "moe.". A dense model stays
     # dense if the row has no number of experts.
-    changes = {
-        name.removeprefix("moe."): size for name, size in sizes.items() if name.startswith("moe.")
-    }
+    in_moe = {name: size for name, size in sizes.items() if name.startswith("moe.")}
+    changes = {name.removeprefix("moe."): size for name, size in in_moe.items()}
     if model.moe is not None:
         return dataclasses.replace(model.moe, **changes)
     if not changes.get("experts"):
@@ -299,9 +298,7 @@ def _check_degrees(columns: dict[str, Any], model: Model, cells: dict[str, Any])
     units = model.layers + columns["embedding_units"] + columns["loss_units"]
     if layout := columns["pipeline_layout"]:
         if units > model.layers:
-            raise ValueError(
-                "pipeline_layout excludes embedding_units and loss_units: leave them out"
-            )
+            raise ValueError("pipeline_layout excludes embedding_units and loss_units")
         PipelineLayout.parse(layout).check(model, stages)
     elif units < stages:
         raise ValueError(

@@ -149,9 +149,7 @@ def rows_by_batch(path: Path, lines: Iterable[TimedLine]) -> tuple[list[dict[str
             raise ValueError(f"{path}: no line of {batch} sequences has a time")
         runs = step_times(timed)
         if len(runs) > 1:
-            notes.append(
-                f"{path}: step numbers go back: first steps of {len(runs)} runs are left out"
-            )
+            notes.append(f"{path}: step numbers go back: {len(runs)} runs lose their first step")
         if not (steady := [seconds for run in runs for seconds in run[1:]]):
             steady = [run[0] for run in runs]
             lines_text = "one line" if len(runs) == 1 else "first lines"
@@ -337,8 +335,8 @@ class TrainerLog(NamedTuple):
                 raise ValueError(f"{self.path}: steps have {sizes_text}: give steps of one size")
         for line in lines:
             batch = self._whole_batch(line["batch"], columns) if "batch" in line else run_batch
-            sequences_per_second = line.get("samples") or (
-                line.get("tokens", 0) * accelerators / sequence
+            sequences_per_second = (
+                line.get("samples") or line.get("tokens", 0) * accelerators / sequence
             )
             if "seconds" in line:
                 seconds = line["seconds"]

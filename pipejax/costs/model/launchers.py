@@ -278,7 +278,8 @@ class _Job(_Pipeline):
 
 
 def _megatron(job: _Job) -> Options:
-    # `layers` of a stage are recomputed (all: infinite), in groups
+    """Return the options with which Megatron-LM runs a job."""
+    # `layers` of a stage are recomputed (all: infinite), in groups of `group` layers
     workload, (layers, group, _) = job.workload, job.workload.recomputation
     has_expert_groups = workload.expert_parallel > 1
     dispatcher = "flex" if workload.dispatcher == DISPATCHERS[1] else "alltoall"

@@ -95,6 +95,7 @@ class PipelineLayout:
         return cls(tuple(stages))
 
     def __str__(self) -> str:
+        """Return the shortest text of the layout, which repeats stages as in (tt|)*3."""
         texts = [_stage_text(stage) for stage in self.stages]
         last = len(texts) - 1
         # shortest[k] is the shortest text of stage k and all later ones; from the last backwards

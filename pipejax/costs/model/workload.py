@@ -148,6 +148,7 @@ class Workload:
     expert_tensor_parallel: int = 0
 
     def __post_init__(self) -> None:
+        """Check all fields, and store them in one form: whole numbers, tuples, and texts."""
         check_types(model=(self.model, Model))
         count = whole_number(self.minibatch, "minibatch", maximum=MAX_COUNT)
         object.__setattr__(self, "minibatch", count)
@@ -606,9 +607,8 @@ class PricingShape(NamedTuple):
         layout = workload.pipeline_layout
         if mtp_shares(workload, table.num_stages)[-1] == 1:  # then numbers of layers suffice
             layout = ""
-        placeholders = dataclasses.replace(
-            workload, model=model, minibatch=1, pipeline_layout=layout
-        )
+        placeholders = dataclasses.replace(workload, model=model, minibatch=1)
+        placeholders = dataclasses.replace(placeholders, pipeline_layout=layout)
         arrays = (*table.cells, *table.partners, table.placement)
         contents = tuple((array.shape, array.tobytes()) for array in arrays)
         key = contents, table.stage_shares, table.grammar

@@ -121,9 +121,7 @@ def read_lengths(path: str | Path) -> list[float | list[float]]:
             data = parse_json(text)
             lengths = data.get("lengths") if isinstance(data, dict) else data
             if not isinstance(lengths, list):
-                raise ValueError(
-                    'expected a list of lengths, or an object with one under "lengths"'
-                )
+                raise ValueError('must be a list of lengths, or an object with it under "lengths"')
         else:
             lines = [(line, text) for line, text in enumerate(text.splitlines(), 1) if text.strip()]
             lengths = ResultList(_line_lengths(line, text) for line, text in lines)

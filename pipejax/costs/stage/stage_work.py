@@ -278,9 +278,8 @@ def stage_bytes(
         memory = memory._replace(gathered=0.0 * memory.gathered)
     if Phase.REDUCE_GRAD in table.used_phases:  # stages hold whole gradients until REDUCE_GRAD
         unsplit = dataclasses.replace(layout, zero=xp.minimum(layout.zero, 1.0))
-        unsplit_memory = bytes_of_stages(
-            workload.model, unsplit, stages, workload.recomputation.in_layer
-        )
+        in_layer = workload.recomputation.in_layer
+        unsplit_memory = bytes_of_stages(workload.model, unsplit, stages, in_layer)
         memory = memory._replace(gradients=unsplit_memory.gradients)
     is_again = layout.recompute_again and (workload.recompute != "none" or has_r.any())
     if workload.weight_share is None or is_again:

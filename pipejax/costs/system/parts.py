@@ -238,6 +238,7 @@ def _curve(dimension: str) -> FieldKind:
     step = section({"from": FileField(NUMBER, dimension=dimension), "share": FileField(EFFICIENCY)})
 
     def read_curve(value: Any, where: str) -> Efficiency:
+        """Read one share for all sizes, or the shares from given sizes on."""
         if not isinstance(value, list):
             return Efficiency(shares=(EFFICIENCY.read(value, where),))
         steps = [step.read(entry, where) for entry in value]

@@ -87,9 +87,8 @@ def list_factors(
     has_free_messages = not used_kinds & {"latency", "transmit"}
     if has_free_messages and any(len(run.program.messages.producer) for run in runs):
         used_kinds.add("transmit")
-    factors = {
-        key: Factor(key, name, 1.0, MAX_FACTOR) for key, name in names.items() if key in used_kinds
-    }
+    used_names = {key: name for key, name in names.items() if key in used_kinds}
+    factors = {key: Factor(key, name, 1.0, MAX_FACTOR) for key, name in used_names.items()}
     if has_free_messages and "transmit" in factors:
         factors["transmit"] = Factor("transmit", names["transmit"], 0.0, MAX_FREE_FACTOR)
     return [*factors.values()]

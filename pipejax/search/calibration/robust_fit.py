@@ -213,11 +213,9 @@ def _information(
     state: _FitState, weights: NumpyArray, loss: Loss, bend: Callable[[NumpyArray], NumpyArray]
 ) -> Float[NumpyArray, "batch params params"]:
     """Return the information of the rows on the parameters, J^T rho'' J / noise^2, of each fit."""
-    noise = state.noise[:, None]
+    jacobian, noise = state.jacobian, state.noise[:, None]
     row_curvature = loss.factor * weights * bend(state.residual / noise) / noise**2
-    return np.einsum(
-        "brp,br,brq->bpq", state.jacobian, row_curvature, state.jacobian, optimize=True
-    )
+    return np.einsum("brp,br,brq->bpq", jacobian, row_curvature, jacobian, optimize=True)
 
 
 def _noise(state: _FitState, weights: NumpyArray, loss: Loss) -> Float[NumpyArray, " batch"]:

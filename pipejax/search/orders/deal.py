@@ -82,9 +82,8 @@ class StepCosts(NamedTuple):
     def order_costs(self, orders: Orders) -> Costs:
         """Return a batch of costs for `makespans`, with one entry per order of microbatches."""
         steps = self.step_index(orders)
-        fields = {
-            name: time[steps] if len(time) > 1 else time for name, time in self.by_step.items()
-        }
+        by_step = self.by_step.items()  # one entry if the costs of all steps are equal
+        fields = {name: time[steps] if len(time) > 1 else time for name, time in by_step}
         for name, time in self.by_member.items():
             fields[name] = np.moveaxis(time[orders], 1, -1)
         return unchecked_costs(fields)
@@ -214,6 +213,7 @@ class DealSearch(LocalSearch[list[Deal]]):
     def __init__(
         self, table: ScheduleTable, step_costs: list[Costs], replicas: int, links: Links, seed: int
     ) -> None:
+        """Start from the baselines, and compute the lower bounds."""
         super().__init__(seed)
         size = table.num_microbatches
         self._step_costs, self._shape = step_costs, (len(step_costs), replicas, size)

@@ -413,6 +413,7 @@ class MicrobatchSearch(PermutationSearch[MicrobatchOrder]):
     """State of the search for an order of microbatches."""
 
     def __init__(self, table: ScheduleTable, costs: Costs, links: Links, seed: int) -> None:
+        """Start from the best of sorted and random orders, and bound the makespan from below."""
         super().__init__(seed)
         check_usual(table, "the search of microbatches")
         costs.check_values()

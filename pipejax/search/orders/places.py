@@ -125,6 +125,7 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
     def __init__(
         self, placed: PlacedCosts, current: tuple[int, ...], links: Links, seed: int
     ) -> None:
+        """Start from the best of regular and random placements; `current` are the given places."""
         super().__init__(seed)
         _check_eager(placed, links)
         exact = mapped(lambda leaf: np.asarray(leaf, np.float64), placed.base)
@@ -176,9 +177,7 @@ class PlacementSearch(PermutationSearch[WorkerPlaces]):
 def _check_eager(placed: PlacedCosts, links: Links) -> None:
     is_eager = placed.messages["transmit"] < links.eager_below
     if (is_eager != is_eager[0]).any():
-        reason = (
-            "some messages are shorter inside a node, and longer between nodes: their link model"
-        )
+        reason = "some messages are longer between nodes than inside a node: their link model"
         raise wrong("eager_below", f"= {links.eager_below:g} s: {reason} would change with places")
 
 

@@ -323,6 +323,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
     precision = 1e-9  # relative rounding of makespans
 
     def __init__(self, table: ScheduleTable, costs: Costs, links: Links, seed: int) -> None:
+        """Measure the baselines, and start from the best of them and of greedy orders."""
         super().__init__(seed)
         check_usual(table, "the search of SEND and RECV cells")
         costs.check_values()

@@ -196,6 +196,7 @@ class SplitProgram:
     # for each stage, whether MoE layers have begun by its end; last, the step time.
 
     def __init__(self, splits: Splits, *, unit: float, limit: float) -> None:
+        """Add the constraints of a legal split; `solve` minimises the step time under them."""
         self.prices, model = splits.prices, splits.model
         self.may_hold = splits.may_hold.copy()
         stages = splits.stages

@@ -179,6 +179,7 @@ class SplitSearch:
         shares: Shares | None = None
 
         def run_solution() -> bool:
+            """Run the last mixture and the centre; return whether a better bound is possible."""
             nonlocal centre, shares
             shares = self.integer.shares
             if centre is not None:
@@ -198,6 +199,7 @@ class SplitSearch:
         program = self.integer
 
         def run_solution() -> bool:
+            """Run the program's split; return whether the bound may rise."""
             self.on_split()
             layout = self.prices.layout(program.shares.argmax(axis=0))
             is_new = layout not in self.splits_run

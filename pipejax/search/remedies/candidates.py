@@ -119,9 +119,8 @@ class Candidate:
     def changed(self, what: str, scenario: Scenario, *assumes: str, **fields: Any) -> "Candidate":
         """Return the candidate with a changed scenario and further assumptions."""
         assumptions = tuple(dict.fromkeys((*self.assumes, *assumes)))
-        return dataclasses.replace(
-            self, what=what, scenario=scenario, assumes=assumptions, **fields
-        )
+        fields |= {"what": what, "scenario": scenario, "assumes": assumptions}
+        return dataclasses.replace(self, **fields)
 
     def scaled(self, what: str, rules: Sequence[str], *assumes: str) -> "Candidate":
         """Return the candidate with costs scaled by rules such as "F@stage0*1.5"."""

@@ -294,9 +294,8 @@ def _move_layers(
         title = f"layers over stages: {','.join(map(str, counts))}"
         workload = run.scenario.source.workload
         if workload is not None:
-            yield run.changed(
-                title, run.scenario.with_workload(with_stage_layers(workload, counts))
-            )
+            moved = with_stage_layers(workload, counts)
+            yield run.changed(title, run.scenario.with_workload(moved))
             continue
         factors = 1 + layer_seconds * (layers - old_layers) / measured
         rules = [
@@ -440,12 +439,10 @@ def settings(
         yield other
         if memory is None or "recompute" not in fields or memory.fits(other):
             continue
-        for saving, saving_fields in _memory_savings(workload):
-            saved = _with_fields(
-                run, workload, f"{what} with {saving}", {**fields, **saving_fields}
-            )
-            if saved is not None and memory.fits(saved):
-                yield saved
+        for title, more_fields in _memory_savings(workload):
+            smaller = _with_fields(run, workload, f"{what} with {title}", {**fields, **more_fields})
+            if smaller is not None and memory.fits(smaller):
+                yield smaller
                 break
 
 

@@ -203,13 +203,11 @@ def area_bound(problem: Problem) -> int:
     shared_links: Sequence[tuple[int, ...]] = ()
     if problem.objective == "makespan":  # spans of two workers need not overlap
         shared_links = problem.host_links
-    single_workers = [
-        (worker,) for worker in memories if not any(worker in group for group in shared_links)
-    ]
-    groups = [
-        [memories[w] for w in group if w in memories] for group in (*shared_links, *single_workers)
-    ]
-    return max(_least_end(group, problem.exact) for group in groups if group)
+    grouped_workers = {worker for group in shared_links for worker in group}
+    single_workers = [(worker,) for worker in memories if worker not in grouped_workers]
+    groups = (*shared_links, *single_workers)
+    group_memories = [[memories[w] for w in group if w in memories] for group in groups]
+    return max(_least_end(group, problem.exact) for group in group_memories if group)
 
 
 def _least_end(group: Sequence[_WorkerMemory], exact: bool) -> int:

@@ -111,10 +111,8 @@ class ScheduleModel:
             size = model.new_int_var(min(split, whole), max(split, whole), "")
             model.add(size == duration)
             row.append(model.new_interval_var(starts["I"], size, self._input_end[key], ""))
-            weight_start = starts["W"]
-            row.append(
-                model.new_optional_fixed_size_interval_var(weight_start, weight, ~is_whole, "")
-            )
+            new_optional = model.new_optional_fixed_size_interval_var
+            row.append(new_optional(starts["W"], weight, ~is_whole, ""))
             model.add(self._gradient_end[key] == starts["W"] + weight).only_enforce_if(~is_whole)
             model.add(self._gradient_end[key] == starts["W"]).only_enforce_if(is_whole)
             model.add(starts["W"] == self._input_end[key]).only_enforce_if(is_whole)

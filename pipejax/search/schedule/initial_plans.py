@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -130,9 +130,8 @@ def greedy_starts(problem: Problem, budget: Budget, best: float) -> Iterator[Pla
     for extra, is_patient in itertools.product(RUN_AHEAD, (True, False)):
         if budget.is_over:
             return
-        plan = greedy_plan(
-            problem, problem.limits, extra=extra, is_patient=is_patient, shorter_than=best
-        )
+        rules: Any = {"extra": extra, "is_patient": is_patient, "shorter_than": best}
+        plan = greedy_plan(problem, problem.limits, **rules)
         budget.spend(GREEDY_SECONDS_PER_OP * 3 * problem.worker.size)
         if plan is not None and (value := plan_objective(problem, plan)) < best:
             best = value

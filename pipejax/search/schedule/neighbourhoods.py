@@ -257,6 +257,7 @@ def search_neighbourhoods(
                 search.take(to_plan(grid, adopted))
 
     def run(thread: int, tell: Tell) -> None:
+        """Search on one grid after another until the search is over."""
         for visits in itertools.count(thread):
             if is_over():
                 return

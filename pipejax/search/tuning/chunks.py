@@ -226,6 +226,7 @@ class _ChunkSearch(LocalSearch[PromptChunks]):
             return np.full(count, self.tokens / count)
 
         def sizes(seconds: float) -> Float[NumpyArray, " chunks"]:
+            """Return the sizes of chunks that take so many seconds on a stage [tokens]."""
             chunks = np.zeros(count)
             for chunk in range(count):
                 prefix = chunks.sum()

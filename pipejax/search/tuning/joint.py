@@ -160,9 +160,7 @@ class JointProblem:
                 reason = self.problem.family.refusal(total)
                 if not reason and self.launcher is not None:
                     reason = self.refusals(settings.at([best]))[0]
-                raise ValueError(
-                    f"no microbatch size is legal for a minibatch of {total}: {reason}"
-                )
+                raise ValueError(f"no microbatch size divides a minibatch of {total}: {reason}")
             needs = f"{need / 1e9:.1f} GB per accelerator"
             has = f"the system has {self.problem.capacity / 1e9:.1f} GB"
             if self.parts == ("size",):

@@ -150,6 +150,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
         sizes: Sizes = 1.0,
         lane: str = NETWORK,
     ) -> None:
+        """List the options of each worker, and measure the baselines and the lower bound."""
         super().__init__(seed=0)
         costs.check_values()
         if lane == COMPUTING:
@@ -291,9 +292,8 @@ class LookaheadSearch(LocalSearch[Gathering]):
             self.table.grammar,
             lanes={"UNSHARD": self._lane, "REDUCE_GRAD": f"{self._lane}, reductions"},
         )
-        return self._table_makespan(
-            dataclasses.replace(self.table.with_rows(rows), grammar=grammar)
-        )
+        relaxed_table = dataclasses.replace(self.table.with_rows(rows), grammar=grammar)
+        return self._table_makespan(relaxed_table)
 
 
 def _list_options(

@@ -134,9 +134,7 @@ def tune(
     if microbatch_size is not None and "size" in parts:
         raise wrong("microbatch_size", f"is chosen by tuning {over}: leave it out")
     if workload.pipeline_layout and "layers" in parts:
-        raise wrong(
-            "pipeline_layout", "sets the layers of each stage, which are tuned here: leave it out"
-        )
+        raise wrong("pipeline_layout", "sets the layers of each stage: leave it out to tune them")
     if (eager_below := scenario.links.eager_below) > 0:
         reason = "tuning changes which messages are buffered"
         raise wrong("eager_below", f"must be 0, got {eager_below:g}: {reason}", eager_below)
@@ -190,9 +188,7 @@ def _microbatches(joint: JointProblem, size: int | None) -> int:
         return _tune(sizes, None).best.microbatches
     count, remainder = divmod(workload.minibatch, size)
     if remainder:
-        raise wrong(
-            "microbatch_size", f"{size} does not divide the minibatch of {workload.minibatch}"
-        )
+        raise wrong("microbatch_size", f"{size} does not divide the minibatch {workload.minibatch}")
     return count
 
 
@@ -327,9 +323,8 @@ def _recompute_planned(joint: JointProblem) -> BestSetting:
 def _planned_setting(joint: JointProblem, count: int) -> BestSetting:
     """Plan the schedule for `count` recomputed layers per stage, and evaluate the step."""
     recompute, system = "full" if count else "none", joint.problem.system
-    workload = dataclasses.replace(
-        joint.problem.workload, recompute=recompute, recompute_layers=count
-    )
+    fields: Any = {"recompute": recompute, "recompute_layers": count}
+    workload = dataclasses.replace(joint.problem.workload, **fields)
     new_price = functools.partial(price, workload, system)
     family = dataclasses.replace(joint.problem.family, price=new_price)
     problem = TuningProblem.from_workload(family, workload, system)

@@ -311,9 +311,8 @@ class _MicrobatchTimes(NamedTuple):
         is_peer = np.isin(ops.stage, ops.stage[is_in_cells]) & ~is_in_cells
         is_peer = is_peer if is_peer.any() else ~is_in_cells
         for k in np.unique(ops.phase).tolist():
-            in_cells, peers = (
-                self.seconds[(ops.phase == k) & rows] for rows in (is_in_cells, is_peer)
-            )
+            is_phase = ops.phase == k
+            in_cells, peers = (self.seconds[is_phase & rows] for rows in (is_in_cells, is_peer))
             if len(in_cells) and len(peers):
                 ratios[k] = float(np.median(in_cells) / max(np.median(peers), 1e-12))
         *others, ratio = sorted(ratios.values()) or [1.0]
@@ -335,16 +334,14 @@ class _MicrobatchTimes(NamedTuple):
         suspects = [] if has_machines else self._place_outliers("worker", self.stage_logs, workers)
         yield suspects
         slow_workers = {suspect.place["worker"] for suspect in suspects}
-        slow_stages = self._place_outliers(
-            "stage", self.stage_logs, _places("stage", range(stages))
-        )
+        stage_places = _places("stage", range(stages))
+        slow_stages = self._place_outliers("stage", self.stage_logs, stage_places)
         if stages > len(workers):  # slow workers explain their stages
             unexplained = [{*numbers.tolist()} - slow_workers for numbers in self.worker]
             slow_stages = [row for row in slow_stages if unexplained[row.place["stage"]]]
         yield slow_stages
-        yield self._place_outliers(
-            "microbatch", self.common[:, None], _places("microbatch", range(count))
-        )
+        microbatches = _places("microbatch", range(count))
+        yield self._place_outliers("microbatch", self.common[:, None], microbatches)
         if len(replicas) > 1:
             yield from self._slow_in_replicas(_places("replica", replicas), workers)
         yield self._slow_in_steps(replicas)
@@ -355,9 +352,8 @@ class _MicrobatchTimes(NamedTuple):
         """Yield slow workers of replicas, then replicas, then microbatches of a replica."""
         microbatches = _places("microbatch", range(self.common.shape[1]))
         machines = [{**worker, **replica} for replica in replicas for worker in workers]
-        yield self._place_outliers(
-            "worker", self.stage_logs - _stage_medians(self.stage_logs), machines
-        )
+        excess_of_machines = self.stage_logs - _stage_medians(self.stage_logs)
+        yield self._place_outliers("worker", excess_of_machines, machines)
         yield self._place_outliers("replica", self.logs - _stage_medians(self.logs), replicas)
         excess = self.common - np.median(self.common, axis=0)
         places = [{**row, **replica} for replica in replicas for row in microbatches]

@@ -320,9 +320,8 @@ def _read_file(
         return [], None
     if events.export_slices:
         if unknown := events.unknown_ops:
-            what = (
-                f"{unknown.total()} ops of {path} have others, as {unknown.most_common(1)[0][0]!r}"
-            )
+            ((name, _),) = unknown.most_common(1)
+            what = f"{unknown.total()} ops of {path} have others, such as {name!r}"
             raise wrong("files", f"must have phases by known names: {what}")
         return events.export_rows(), None
     info = header.get("distributedInfo")

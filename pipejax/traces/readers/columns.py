@@ -152,9 +152,8 @@ def _read_batches(path: Path, request: Request, unstated: set[str]) -> Iterator[
         is_parquet = file.read(4) == b"PAR1"
     read_file = _read_parquet if is_parquet else _read_csv
     for roles, cells, rows in read_file(path, request):
-        cells |= _with_points(
-            {roles[role][0]: cells[roles[role][0]] for role in {*_TIMES} & {*roles}}
-        )
+        time_columns = [roles[role][0] for role in {*_TIMES} & {*roles}]
+        cells |= _with_points({name: cells[name] for name in time_columns})
         batch = {"phase": _texts(cells[roles["phase"][0]]), "row": rows}
         for role, (name, unit) in roles.items():
             if role != "phase":

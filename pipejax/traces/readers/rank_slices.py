@@ -520,17 +520,15 @@ def _time_by_kernels(ranks: Sequence[Rows], cells: Cells, request: Request) -> S
             launch, start, _, _, is_exchange, _ = rows.work
             is_lost = np.isinf(launch) & (is_exchange == 0) & (start >= rows.start.min())
             why = "no recorded call launched them, so the times of ops lack them"
-            request.left_out.extend(
-                passing_rows([(is_lost, why)], f"kernels of rank {rows.rank}")[1]
-            )
+            _, lost = passing_rows([(is_lost, why)], f"kernels of rank {rows.rank}")
+            request.left_out.extend(lost)
         if timed is None and any(kernel_rows):
             why = "some ops have no kernel, and other ranks are timed by theirs"
             request.left_out.append(LeftOut(f"slices of rank {rows.rank}", why, len(rows.start)))
         elif timed is None and rows.work.size:
             why = "some ops have none: ops are timed by the host"
-            request.left_out.append(
-                LeftOut(f"kernels of rank {rows.rank}", why, rows.work.shape[1])
-            )
+            count = rows.work.shape[1]
+            request.left_out.append(LeftOut(f"kernels of rank {rows.rank}", why, count))
     return [timed for timed in kernel_rows if timed is not None] or ranks
 
 

@@ -147,9 +147,7 @@ def _number_turns(ops: Columns) -> tuple[Numbers, int]:
     if np.array_equal(place[input_grads], place[weight_grads]):
         turn[weight_grads] = turn[input_grads]
     elif not is_numbered and ((weight_count > 0) & (weight_count < backward_count)).any():
-        raise wrong(
-            "files", "must state stage and microbatch: some backwards have a W, others none"
-        )
+        raise wrong("files", "must state stage and microbatch: some backwards lack a W")
     counts = Counter(np.bincount(group[~is_weight]).tolist())
     return turn, int(counts.most_common(1)[0][0])
 

@@ -291,9 +291,8 @@ def _find_table(
     key = np.stack([*(field[slices] for field in keys), is_second]).tobytes()
     if key not in answers:
         try:
-            tables.append(
-                ScheduleTable.from_rows(_table_rows(trace, slices, is_second), name="trace")
-            )
+            rows = _table_rows(trace, slices, is_second)
+            tables.append(ScheduleTable.from_rows(rows, name="trace"))
             answers[key] = len(tables) - 1, None
         except ScheduleError as error:
             answers[key] = NONE, f"no order that can run: {error.reason}"

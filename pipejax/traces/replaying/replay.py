@@ -122,6 +122,7 @@ class Messages:
     #   max_usual_delay: (runs) delay of an op after its inputs beyond which the worker is idle.
 
     def __init__(self, runs: TableRuns) -> None:
+        """Collect the recorded times (nodes, runs) between which messages were sent and taken."""
         self.graph, preds = runs.graph, runs.graph.preds
         is_message, shape = self.graph.link != NONE, (len(preds), len(runs.members))
         begin = runs.start.min(axis=1)
@@ -494,10 +495,8 @@ def _compare_models(
     is_same = np.abs(predicted / predicted[best_row] - 1).max(axis=1, initial=0.0) < EQUAL
     is_equivalent = is_same | ((squares - squares[best_row]) / noise**2 < MIN_CHI_SQUARE)
     order = [best_row, *(k for k in np.argsort(squares, kind="stable").tolist() if k != best_row)]
-    fits = {
-        model_name(results[k].links): float(np.abs(predicted[k] / measured - 1).mean())
-        for k in order
-    }
+    mean_error = np.abs(predicted / measured - 1).mean(axis=1).tolist()  # of each replay
+    fits = {model_name(results[k].links): mean_error[k] for k in order}
     return fits, [results[k] for k in order[1:] if is_equivalent[k]]
 
 
