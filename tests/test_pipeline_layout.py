@@ -201,13 +201,16 @@ def test_layers_of_many_stages_are_said_as_runs(
 def test_comparing_and_explaining_say_it_too(answer, answer_and_text, tmp_path):
     model = small_file(tmp_path / "small.json", 30)
     line = ("-P", 4, "-M", 8, "-m", model, "-y", "h100", "--minibatch", 8)
-    note = "layers of stages: 7 8 8 7 (Megatron-LM needs equal layers, or --pipeline-layout)"
+    here = "(here --pipeline-layout)"
+    why = f"Megatron-LM needs equal layers, or --pipeline-model-parallel-layout {here}"
+    note = f"layers of stages: 7 8 8 7 ({why})"
     result, text = answer_and_text("compare", "-S", "1f1b,gpipe", *line)
     assert [row["notes"] for row in result["rows"]] == [[note]] * 2
     assert note in " ".join(text.split())
     assert answer("explain", "-s", "1f1b", *line, "--schedules", "1f1b")["notes"] == [note]
+    field = f"model.pipeline_model_parallel_layout {here}"
     for launcher, options, why in (
-        ("megatron-bridge", (), "Megatron-Bridge needs equal layers, or --pipeline-layout"),
+        ("megatron-bridge", (), f"Megatron-Bridge needs equal layers, or {field}"),
         ("deepspeed", (), "DeepSpeed needs equal layers"),
         ("torchtitan", UNITS, "torchtitan takes them by names of modules"),
     ):

@@ -673,7 +673,7 @@ class Launcher(NamedTuple):
     alone: Mapping[str, Any] = {}  # further defaults for a job without a pipeline
     overlap_from_zero: float = math.inf  # ZeRO from which exchanges overlap with compute by default
     resets: Mapping[str, Any] = {}  # options that reset settings of the launcher's recipes
-    uneven: str = "needs equal layers, or --pipeline-layout"  # rule for unequal stages
+    uneven: str = ""  # rule for unequal stages
     length: str = ""  # name of the option for the sequence length, if there is one
     stack: str = ""  # stack of its default kernels, if known
     compiled: str = ""  # stack of its kernels with the option of a compiler
