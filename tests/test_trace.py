@@ -750,22 +750,28 @@ def test_a_run_of_one_replica_is_drawn_by_step(result):
 
 
 @pytest.mark.parametrize(("workers", "count"), [(4, 8), (4, 12), (2, 8)])
-def test_a_schedule_that_memory_rules_out_is_named_with_its_saving(call, folder, workers, count):
+def test_a_schedule_that_memory_rules_out_is_named_with_its_saving(
+    call, answer, folder, workers, count
+):
     size = {"num_workers": workers, "num_microbatches": count}
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.01)
     run = pj.evaluate(pj.schedules.build("1f1b", **size), costs)
     truth.write_trace(folder / "run.csv", traces.record_runs([run] * 3))
     text = call("trace", "run.csv", "--launcher", "torchtitan")[1]
-    (line,) = re.findall(r"also: (.* allows it.*)", text)
-    assert line.endswith("; a trace does not say how much memory is free")
+    (line,) = re.findall(r"also: (.*--memory-limit.*)", text)
+    command = re.search(r"; if more memory is free, try \(after --save\): pipejax (.*)", line)[1]
     pattern = r"schedule (\S+), stages per worker (\d+) .* would save"
     name, stages = re.search(pattern, line).groups()
-    percent, need = re.search(r"would save ([\d.]+) %.*--memory-limit ([\d.]+) ", line).groups()
+    percent, need = re.search(r"would save ([\d.]+) %.*--memory-limit ([\d.]+)$", line).groups()
     assert (name, float(need)) == ("looped-bfs", count)  # which holds all microbatches
     table = pj.schedules.build(name, **size, stages_per_worker=int(stages))
     times = pj.Costs(forward=1 / int(stages), backward=2 / int(stages), transmit=0.01)
     saving = 100 * (1 - pj.evaluate(table, times).makespan / run.makespan)
     assert float(percent) == pytest.approx(saving, rel=0.01)
+    answer("trace", "run.csv", "--save", "trace")
+    what = f"schedule {name}, stages per worker {stages}"
+    (remedy,) = (row for row in answer(*shlex.split(command))["remedies"] if row["what"] == what)
+    assert 100 * remedy["saves"] / run.makespan == pytest.approx(saving, rel=1e-6)
 
 
 @pytest.mark.parametrize(("stage", "microbatch", "odd"), [(1, 6, 5), (3, 2, 2), (0, 4, 7)])

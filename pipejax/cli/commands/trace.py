@@ -13,7 +13,7 @@ from cyclopts import Parameter
 import pipejax as pj
 from pipejax.base.data_files import load_json
 from pipejax.base.files import write_file
-from pipejax.cli.options.line import command_line, written_but
+from pipejax.cli.options.line import command_line, written, written_but
 from pipejax.cli.options.option import options, parse_layers, parse_pairs
 from pipejax.cli.options.scenario import command_line as command_of_scenario, scenario_options
 from pipejax.cli.output import trace_report
@@ -104,10 +104,13 @@ def trace(
         before_command = [plain(line) for line in lines]
     elif analysis.advice is not None:
         next_commands = _next_commands(saved, analysis)
-    view = [*trace_report.trace_view(analysis, result, before_command, step_commands)]
+    explain_options = written("stage_layers", "schedules", "launcher", "search")
+    explain_command = command_of_scenario(saved, "explain", **explain_options)
+    texts = before_command, step_commands, explain_command
+    view = [*trace_report.trace_view(analysis, result, *texts)]
     if save.written is not None:
-        written = {path.name for path in save.written.iterdir()}
-        view.append(facts((name, use) for name, use in FILES.items() if name in written))
+        names = {path.name for path in save.written.iterdir()}
+        view.append(facts((name, use) for name, use in FILES.items() if name in names))
     if command not in step_commands.values() and len(view) < MAX_LINES:
         view += [plain(f"next: {line}") for line in [*step_commands.values()][:1]]
     details = trace_report.trace_details(analysis, result, step_commands)

@@ -93,6 +93,7 @@ def trace_view(
     result: Mapping[str, Any],
     before_command: Sequence[object] = (),
     step_commands: Mapping[str, str] = MappingProxyType({}),
+    explain_command: str = "",
 ) -> Iterator[object]:
     """Yield the first suspect, its cost and the action; other suspects, remedies and evidence."""
     step, advice = float(analysis.attribution.recorded.mean()), analysis.advice
@@ -133,7 +134,7 @@ def trace_view(
     yield from _budget(analysis.pipelines.trace.budgets)
     yield _mean_step(analysis, advice, step)
     min_saving = MIN_SAVING * advice.step_time
-    yield from _ruled_out(advice, step)
+    yield from _ruled_out(advice, step, explain_command)
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
     yield from remedies.remedies_view(advice, advised, named, before_command, step, lead)
     yield _heading(analysis, result)
@@ -174,15 +175,21 @@ def _mean_step(
     return plain(f"{lead}: {', '.join(texts)}")
 
 
-def _ruled_out(advice: "pj.results.Explanation", step: float) -> Iterator[object]:
+def _ruled_out(
+    advice: "pj.results.Explanation", step: float, explain_command: str
+) -> Iterator[object]:
     """Yield a line if memory rules out a schedule; its share is of the measured step [s]."""
     for fault in advice.faults:
         is_large = fault.seconds > MIN_SAVING * advice.step_time
         if fault.kind == "memory" and is_large and fault is not advice.bottleneck:
-            text = fault.why.replace("--memory-limit", "pipejax explain --memory-limit")
+            text, _, limit = fault.why.partition(" (--memory-limit ")
             modelled, measured = (100 * fault.seconds / time for time in (advice.step_time, step))
             text = text.replace(f"{modelled:.3g} % of the step", f"{measured:.3g} % of the step")
-            yield plain(f"also: {text}; a trace does not say how much memory is free")
+            how = "a trace does not say how much memory is free"
+            if limit and explain_command:
+                command = f"{explain_command} --memory-limit {limit.partition(' ')[0]}"
+                how = f"if more memory is free, try (after --save): {command}"
+            yield plain(f"also: {text}; {how}")
 
 
 def _notes(analysis: "pj.results.Analysis", *beginnings: str) -> Iterator[object]:
