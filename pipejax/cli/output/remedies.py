@@ -367,7 +367,8 @@ def advice_details(
         if row["assumes"]:
             commands.append(plain(f"{row['number']}. assumes: {row['assumes']}"))
         commands.append(plain(f"{row['number']}. {row['command']}"))
-        commands += launch_lines(_able_launches(remedy))
+        lines = launch_lines(_able_launches(remedy))
+        commands += [plain(f"{row['number']}. {line.plain}") for line in lines]
     if explanation.skipped:
         skipped = "; ".join(explanation.skipped)
         commands.append(plain(f"left out, as they rest on several assumptions: {skipped}"))
@@ -375,7 +376,7 @@ def advice_details(
     shown_launches = [launch for launch in first if explanation.launcher in (None, launch.launcher)]
     return details | {
         "remedies": [table, *commands],
-        "first remedy in launchers": [*launch_lines(shown_launches)],
+        "first remedy in launchers": [plain(f"1. {x.plain}") for x in launch_lines(shown_launches)],
     }
 
 
