@@ -260,10 +260,8 @@ def join_ranks(
     if not ranks:
         return empty_trace(request.left_out)
     # if labels lack numbers of ops, they are inferred
-    forwards = [op for cell in cells for op in cell if op.phase == "F"]
-    is_numbered = all(
-        op.microbatch >= 0 and (op.stage, op.chunk) != (NONE, NONE) for op in forwards
-    )
+    forwards = (op for cell in cells for op in cell if op.phase == "F")
+    is_numbered = all(op.microbatch >= 0 and max(op.stage, op.chunk) > NONE for op in forwards)
     # ranks 0, 4, 8, .. of one pipeline, with tensor parallelism of 4: a stride of 4
     stride, file_world = math.gcd(*ranks) or 1, max(rows.world for rows in ranks.values())
     has_replicas = _have_replicas(ranks, cells)
@@ -296,10 +294,10 @@ def join_ranks(
     for columns, name in itertools.product(parts, ("start", "end")):
         columns[name] = (columns[name] - origin) * _MICROSECOND
 
-    def build(places: Places, workers: int) -> Trace:
+    def build(places: Places, num_workers: int) -> Trace:
         """Make the trace for one assignment of ranks to replicas and workers."""
-        columns = _place_columns(parts, phases, places, workers, is_numbered=is_numbered)
-        sized = request._replace(sizes=request.sizes._replace(workers=workers))
+        columns = _place_columns(parts, phases, places, num_workers, is_numbered=is_numbered)
+        sized = request._replace(sizes=request.sizes._replace(workers=num_workers))
         trace = finish_trace(columns, phases, sized, (*inferred, *notes))
         trace = trace.with_marks(_marks_and_spans(trace, merged))
         budgets = _budget_steps(trace, merged, places, origin)
@@ -313,8 +311,7 @@ def join_ranks(
         # positions in the mesh without the axis of workers, numbered as replicas
         positions = sorted({position for position, _, _ in stated_places})
         places = [(positions.index(position), worker) for position, worker, _ in stated_places]
-        _, _, num_workers = stated_places[0]
-        return build(places, num_workers)
+        return build(places, num_workers=stated_places[0][2])
     if has_replicas and not request.sizes.replicas:
         notes.append(_REPLICAS_NOTE)
     return place_ranks([rows.rank for rows in merged], parts, world, request.sizes.replicas, build)
