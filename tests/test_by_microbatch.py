@@ -62,8 +62,8 @@ def test_equal_costs_of_all_microbatches_are_costs_per_stage(case, link):
     assert (expected.makespan, expected.max_span) == (many.makespan, many.max_span)
     np.testing.assert_allclose(expected.busy, many.busy, rtol=1e-14)
     assert expected.path_share == pytest.approx(many.path_share)
-    for number, text in enumerate(expected.program.layout.groups):
-        assert text in many.program.layout.groups, number
+    for number, text in enumerate(expected.program.layout.cost_names):
+        assert text in many.program.layout.cost_names, number
 
 
 @pytest.mark.parametrize(

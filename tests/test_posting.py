@@ -334,7 +334,7 @@ def test_what_a_trace_hides_is_refused():
     )
     seconds = jax.jit(lambda forward: evaluate_form(forward, single))(F)
     assert float(seconds) == makespan(GPIPE, EAGER, SMALL)
-    hidden = "transmit is traced: which messages lie below eager_below cannot be seen"
+    hidden = "transmit is traced, so messages cannot be compared with eager_below"
     with pytest.raises(ValueError, match=hidden):
         jax.jit(evaluate_form)(F, single)
     with pytest.raises(ValueError, match=hidden):

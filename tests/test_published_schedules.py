@@ -209,7 +209,7 @@ SIZE = {"num_workers": 4, "num_microbatches": 8}
 @pytest.mark.parametrize("name", sorted({*REGISTRY} - {"chunked-prefill"}))  # has no backward
 def test_every_backward_recomputes_first(name):
     table = pj.schedules.build(name, **SIZE).with_recomputation()
-    assert (table.where[R] >= 0).all()
+    assert (table.op_cells[R] >= 0).all()
     for row in table.rows():
         for cell, after in itertools.pairwise(row):
             for op in cell:
@@ -568,7 +568,7 @@ def test_a_microbatch_lives_so_many_intervals(workers, microbatches, variant):
     if microbatches < 4 * workers:
         return
     middle = microbatches // 2
-    at = [table.where[p][:, middle : middle + 2] for p in (pj.Phase.F, pj.Phase.B)]
+    at = [table.op_cells[p][:, middle : middle + 2] for p in (pj.Phase.F, pj.Phase.B)]
     start, end = result.start.ravel()[at[0]], result.finish.ravel()[at[1]]
     assert np.diff(end).ravel().tolist() == [4.0] * workers
     lives = (end - start)[:, 0] / 4.0

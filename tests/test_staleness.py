@@ -192,7 +192,7 @@ def test_local_sgd_is_never_stale(runs, local_steps):
     assert (stale.max_delay, stale.mean_delay, stale.own_lag.tolist()) == (0, 0.0, [0] * 4)
     assert stale.weight_versions.tolist() == [runs] * 4
     start = pj.evaluate(table, UNIT).start
-    where, finish = table.where, pj.evaluate(table, UNIT).finish
+    where, finish = table.op_cells, pj.evaluate(table, UNIT).finish
     size = runs * local_steps
     for m in range(runs, table.num_microbatches):  # a run waits for its own last backward ...
         assert np.all(

@@ -331,7 +331,7 @@ def test_the_time_ends_the_search():
 
 
 def test_an_order_that_is_not_legal_is_refused():
-    with pytest.raises(ValueError, match=r"order: \w+ stands before \w+, which it waits for"):
+    with pytest.raises(ValueError, match=r"order: \w+ waits for \w+, which comes later"):
         pj.links.insert_transfers(TABLE, producer_order(TABLE)[::-1].copy())
 
 

@@ -182,7 +182,8 @@ def _seconds(evaluation: Evaluation) -> dict[str, Any]:
 def _ops(evaluation: Evaluation) -> dict[str, dict[str, float]]:
     """Return {name of an op, all-reduce or update: {"start": s, "end": s}}."""
     program, grammar, ops = evaluation.program, evaluation.table.grammar, {}
-    executed = {*evaluation.links.executed(grammar), *grammar.host, *grammar.side_phases}
+    on_lanes = *grammar.host_phases, *grammar.side_phases
+    executed = {*evaluation.links.executed_phases(grammar), *on_lanes}
     for worker, row in enumerate(evaluation.table.rows()):
         for slot, cell in enumerate(row):
             if cell and cell[0].phase in executed:

@@ -140,7 +140,7 @@ def closed_form(table: ScheduleTable) -> tuple[ClosedForm, Shape]:
 
 TOLERANCE = 1e-9
 _PHASES: tuple[AnyPhase, ...] = tuple(  # compute phases of all schedules
-    phase for phase in COMPUTE if phase not in USUAL_PHASES.recomputing
+    phase for phase in COMPUTE if phase not in USUAL_PHASES.recomputing_phases
 )
 _PATH_COSTS = {  # costs that the idealised table does not have
     ("latency", "transmit", "message"): "messages",
@@ -199,7 +199,7 @@ def table_bubble_ratio(table: ScheduleTable, slots: Slots | None = None) -> floa
     """Return a table's bubble ratio if messages take no time; default: at the table's slots."""
     start, finish = slot_times(table, slots)
     total = float(finish.max()) * table.num_workers
-    busy = (finish - start)[np.isin(table.phase, table.grammar.busy)].sum()
+    busy = (finish - start)[np.isin(table.phase, table.grammar.busy_phases)].sum()
     return float((total - busy) / total) if total else 0.0
 
 
@@ -292,7 +292,7 @@ def compare(
 def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots: Slots) -> str:
     """Say why the bubble ratios of a run and its table differ."""
     reasons = _path_reasons(run)
-    phases = {*table.grammar.compute} - {*table.grammar.recomputing}
+    phases = {*table.grammar.compute_phases} - {*table.grammar.recomputing_phases}
     times = {
         phase.name: np.asarray(costs.time(phase), float)
         for phase in table.used_phases

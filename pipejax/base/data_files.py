@@ -61,6 +61,7 @@ def parse_json(text: str) -> Any:
     """Read JSON, and refuse duplicate keys and numbers that are not finite."""
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Build the dictionary of a JSON object from its keys and values."""
         section = dict(pairs)
         if len(section) < len(pairs):
             (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)

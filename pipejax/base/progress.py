@@ -31,7 +31,7 @@ def no_progress(done: float, total: float | None, text: str) -> None:
 
 @contextlib.contextmanager
 def telling(what: str, on_progress: OnProgress | None) -> Iterator[OnProgress]:
-    """Yield a function for progress reports: the caller's, or that of a bar in a notebook."""
+    """Yield a function that reports progress: the caller's, or a bar's in a notebook."""
     if on_progress is not None:
         if not callable(on_progress):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Names of the least of several numbers, with ties up to rounding; Pareto fronts."""
+"""Names of the least costs, where costs tie within rounding, and Pareto fronts."""
 
 from collections.abc import Sequence
 

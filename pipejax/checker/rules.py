@@ -60,7 +60,7 @@ class RuleEnd(NamedTuple):
 
 
 class TableRule(NamedTuple):
-    """A rule that a table adds, by which consumer ops wait for producer ops."""
+    """A rule that a table adds: ops of the consumer wait for ops of the producer."""
 
     text: str
     consumer: RuleEnd

@@ -72,7 +72,7 @@ class Run:
         self.waits[event] += [(producer, 0.0) for producer in producers if producer is not None]
 
     def unit_end(self, cell: Cell) -> float:
-        """Return the end of a cell in the message-free run, by which messages are ordered."""
+        """Return the end of a cell in a run without messages; such ends order the messages."""
         if self._unit is None:
             length = max(self.table.num_stages, len(self.table.rows))  # lists by stage or worker
             slots: dict[str, Any] = {x: UNIT_TIMES.get(x, 0) for x in TIMED}

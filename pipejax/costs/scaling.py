@@ -315,7 +315,7 @@ def _check_rule(
         raise ValueError(f"{rule.what} has no time that could be scaled")
     used_fields = {phase.kind.time for phase in (*STEP_END, *table.used_phases)}
     # a field without a phase, such as latency, applies to any table
-    if field not in used_fields and field in {phase.kind.time for phase in table.grammar.timed}:
+    if field not in used_fields and field in {p.kind.time for p in table.grammar.timed_phases}:
         raise ValueError(f"{rule.what} is in no cell of the table: nothing to scale")
 
 

@@ -65,7 +65,7 @@ def lower_and_price(
     check_known(program, costs)
     program = with_columns_for(program, costs)
     float64_costs = mapped(lambda leaf: np.asarray(leaf, np.float64), costs)
-    return program, np.asarray(checked_vector(program, float64_costs))
+    return program, np.asarray(flat_costs(program, float64_costs))
 
 
 def program_for(program: Program, costs: Costs, *, batch_axes: int = 0) -> Program:
@@ -103,10 +103,10 @@ def cost_vector(program: Program, costs: Costs) -> Vector:
     stage_costs = unchecked_costs({**vars(costs), "pair": None}) if layout.has_pair_times else costs
     stage_costs.check_shapes(*layout.sizes)
     check_known(program, costs)
-    return checked_vector(program, costs)
+    return flat_costs(program, costs)
 
 
-def checked_vector(program: Program, costs: Costs) -> Vector:
+def flat_costs(program: Program, costs: Costs) -> Vector:
     """Flatten costs as `cost_vector` does, without its checks of shapes and phases."""
     layout, times = program.layout, leaves(costs)
     xp: Any = jnp if any(map(is_array, times)) else np
@@ -168,18 +168,19 @@ def by_microbatch(program: Program) -> Program:
     forward_microbatch = node_microbatch[pair_nodes]
     pair_microbatches = np.stack([forward_microbatch, backward_microbatch], axis=1)
     durations = translate(old_durations, node_microbatch)
-    durations[pair_nodes] = new.pair(np.arange(len(fused)))
+    durations[pair_nodes] = new.pair_position(np.arange(len(fused)))
     messages, lags = program.messages, np.asarray(program.lag_index)
     edge_microbatch = np.zeros(lags.shape, np.int64)
     with_lag = np.flatnonzero(messages.lag_index != ZERO)  # messages that delay an edge
     edge_microbatch[tuple(message_edges(program, with_lag))] = messages.microbatch[with_lag]
+    first_pair_time = np.asarray(program.pair_stage)[old_pair] * new.times_per_place
     message_lags = _microbatch_positions(messages.lag_index, messages.microbatch, old, new)
     return dataclasses.replace(
         program,
         duration_index=durations,
         lag_index=translate(lags, edge_microbatch),
         pair_index=translate(np.asarray(program.pair_index)[old_pair], pair_microbatches),
-        pair_stage=np.asarray(program.pair_stage)[old_pair] * new.columns + forward_microbatch,
+        pair_stage=first_pair_time + forward_microbatch,
         messages=messages._replace(lag_index=message_lags),
         layout=new,
     )
@@ -211,7 +212,7 @@ def _microbatch_positions(
     position, column = np.asarray(position).astype(np.int64), np.maximum(microbatch, 0)
     is_link = position >= old.first_link
     old_start, new_start = (np.where(is_link, layout.first_link, 1) for layout in (old, new))
-    positions = new_start + (position - old_start) * new.columns + column
+    positions = new_start + (position - old_start) * new.times_per_place + column
     return np.where(position == ZERO, ZERO, positions)
 
 

@@ -100,7 +100,7 @@ def supported_table(table: ScheduleTable, runtime: str) -> ScheduleTable:
 
 def has_split_backwards(table: ScheduleTable) -> bool:
     """Return whether any backward is split into I and W."""
-    return bool((table.where[Phase.I] >= 0).any())
+    return bool((table.op_cells[Phase.I] >= 0).any())
 
 
 def cell_ops(cell: Cell, *, split: bool) -> list[Op]:

@@ -96,7 +96,7 @@ def check_rows(content: Content) -> None:
 def check_ranges(content: Content) -> None:
     """Check that stage, microbatch and pipe of ops exist; slices of a microbatch share a pipe."""
     ops, grammar, stages = content.ops, content.grammar, content.num_stages
-    has_microbatch = ~is_phase(ops.phase, grammar.sharding)
+    has_microbatch = ~is_phase(ops.phase, grammar.sharding_phases)
     has_stage = ~is_phase(ops.phase, grammar.worker_phases)
     reason = "op {op} on worker {worker} has a stage: its kind has none"
     _refuse_cells(content, ops.cell[~has_stage & (ops.stage != NO_STAGE)], reason)
@@ -125,7 +125,7 @@ def check_ranges(content: Content) -> None:
 
 def check_workers(content: Content) -> None:
     """Check that every op is on the worker of its stage, and every microbatch in one pipe."""
-    is_sharding = is_phase(content.ops.phase, content.grammar.sharding)
+    is_sharding = is_phase(content.ops.phase, content.grammar.sharding_phases)
     is_worker_op = is_phase(content.ops.phase, content.grammar.worker_phases)
     ops, sharding = content.ops.take(~is_sharding & ~is_worker_op), content.ops.take(is_sharding)
     stage_workers = content.placement[ops.pipe, ops.stage]
@@ -148,7 +148,7 @@ def check_workers(content: Content) -> None:
 def check_once(content: Content) -> None:
     """Check that no op stands twice in the table."""
     grammar = content.grammar
-    ops = content.ops.take(~is_phase(content.ops.phase, grammar.sharding))
+    ops = content.ops.take(~is_phase(content.ops.phase, grammar.sharding_phases))
     # An op's place is its stage, or its worker if it has no stage. Equal keys are equal ops.
     is_worker_op = is_phase(ops.phase, grammar.worker_phases)
     place = np.where(is_worker_op, ops.cell // content.num_slots, ops.stage)
@@ -217,13 +217,13 @@ def _check_message_stages(content: Content) -> None:
 
 def _check_needed(content: Content, rule: Rule) -> None:
     """Check that ops have the producers that a rule needs, and producers their consumers."""
-    used, where = {*content.used_phases}, content.where
+    used, op_cells = {*content.used_phases}, content.op_cells
     needs_producer = rule.is_needed and rule.consumer in used
     needs_producer &= not (content.grammar.forward_only and rule.consumer in UPDATES)
     needs_consumer = rule.is_answered and not used.isdisjoint(rule.producers)
     if not needs_producer and not needs_consumer:
         return
-    producers = np.maximum.reduce([where[phase] for phase in rule.producers])
+    producers = np.maximum.reduce([op_cells[phase] for phase in rule.producers])
     if needs_producer and (producers == NOWHERE).any():  # otherwise no producer can be missing
         for waiting in waiting_ops(content, rule):
             is_missing = waiting.has_target & (find_producers(content, rule, waiting) == NOWHERE)
@@ -235,7 +235,7 @@ def _check_needed(content: Content, rule: Rule) -> None:
                 raise _missing_error(content, op, worker, why)
     if not needs_consumer:
         return
-    if place := _first_true((producers != NOWHERE) & (where[rule.consumer] == NOWHERE)):
+    if place := _first_true((producers != NOWHERE) & (op_cells[rule.consumer] == NOWHERE)):
         why = f"{content.text(producers[place])} needs it"
         raise _missing_error(content, *_op_and_worker(content, rule.consumer, *place), why)
 
@@ -254,7 +254,7 @@ def _check_forwards_and_backwards(content: Content) -> None:
     # `_check_needed` checks that both halves of a split backward are there.
     stages, microbatches = content.num_stages, content.num_microbatches
     forwards = content.ops.take(content.ops.phase == Phase.F)
-    # a wrong table may claim huge numbers: count before `content.where` allocates such arrays
+    # a wrong table may claim huge numbers: count before `content.op_cells` allocates such arrays
     if stages * microbatches > len(forwards.cell):
         present = set(zip(forwards.stage.tolist(), forwards.microbatch.tolist(), strict=True))
         places = ((s, m) for m in range(microbatches) for s in range(stages))
@@ -266,12 +266,12 @@ def _check_forwards_and_backwards(content: Content) -> None:
         reason = "op {op} on worker {worker}: the table is forward_only"
         _refuse_cells(content, content.ops.cell[is_backward], reason)
         return
-    whole, grad, weight = (content.where[phase] != NOWHERE for phase in BACKWARDS)
+    whole, grad, weight = (content.op_cells[phase] != NOWHERE for phase in BACKWARDS)
     if place := _first_true(~(whole | grad | weight)):
         op, worker = _op_and_worker(content, Phase.B, *place)
         raise _missing_error(content, op, worker, "there is no backward")
     reason = "does the backward twice: it is also split into I and W"
-    both_ways = content.where[Phase.B][whole & (grad | weight)]
+    both_ways = content.op_cells[Phase.B][whole & (grad | weight)]
     _refuse_cells(content, both_ways, f"op {{op}} on worker {{worker}} {reason}", Phase.B)
 
 
@@ -314,7 +314,7 @@ def check_gathered(content: Content) -> None:
     if Phase.UNSHARD not in content.grammar.lane_sharding:
         return
     changes = Phase.UNSHARD, Phase.RESHARD
-    ops, last_change = last_before(content, (*content.grammar.compute, *changes), changes)
+    ops, last_change = last_before(content, (*content.grammar.compute_phases, *changes), changes)
     phases = np.append(content.cells.phase.ravel(), Phase.RESHARD)  # the last serves `NOWHERE`
     is_gathered = phases[last_change] == Phase.UNSHARD
     copy = ops.cell // content.num_slots * content.num_stages + ops.stage  # a stage on a worker
@@ -334,13 +334,13 @@ def check_gathered(content: Content) -> None:
 def check_updates(content: Content) -> None:
     """Check that updates U apply each gradient once, and forwards read versions that exist then."""
     # With several runs, no run may begin a round before all runs have ended the previous round.
-    rule, where = content.weights, content.where
+    rule, op_cells = content.weights, content.op_cells
     if not len(content.updates):
         if rule != NEWEST:
             raise ScheduleError(f"the weight rule {rule} needs U cells: no cell updates weights")
         return
-    # `where[phase]` and the fields of `versions` are (stages, microbatches)
-    versions, forward, updates = find_versions(content), where[Phase.F], where[Phase.U]
+    # `op_cells[phase]` and the fields of `versions` are (stages, microbatches)
+    versions, forward, updates = find_versions(content), op_cells[Phase.F], op_cells[Phase.U]
     if fault := _first_true(versions.update_cell == NOWHERE):
         stage, microbatch = fault
         run = f", run {microbatch % rule.runs}," if rule.runs > 1 else ""
@@ -368,7 +368,7 @@ def check_updates(content: Content) -> None:
 def _is_before_round(content: Content) -> Bool[NumpyArray, "stages microbatches"]:
     """Return for each forward whether an update of an earlier round follows on its stage."""
     # A round is `round_size` microbatches: with 2 runs of 3 updates, 0 to 5, then 6 to 11.
-    forward, update = content.where[Phase.F], content.where[Phase.U]
+    forward, update = content.op_cells[Phase.F], content.op_cells[Phase.U]
     rounds = np.arange(content.num_microbatches) // content.weights.round_size
     # last_update[worker, stage, r] is the cell of the last update in all rounds before round r
     last_update = np.full((content.num_workers, content.num_stages, rounds[-1] + 2), NOWHERE)
@@ -405,7 +405,7 @@ def check_communication(content: Content) -> None:
 def _message_cell(content: Content, op: Op, partner: int, *, is_send: bool) -> int:
     """Return the cell of a SEND after `partner`, or of a RECV before it; raise if there is none."""
     # `partner` is the cell of the op that produces the message, or of the one that consumes it.
-    cell = int(content.where[op.phase][op.stage, op.microbatch])
+    cell = int(content.op_cells[op.phase][op.stage, op.microbatch])
     is_before = cell % content.num_slots < partner % content.num_slots
     if cell != NOWHERE and is_before != is_send:
         return cell

@@ -463,7 +463,7 @@ def read_schedule(value: Any, where: str) -> Choice:
         name, builder = schedules.named(name), schedules.find(name)
     except ValueError as error:
         raise ValueError(f"{where}: {getattr(error, 'reason', error)}") from None
-    check = _scalar if builder.content else _count
+    check = _scalar if builder.content else _count  # own schedules may have any options
     for option in fields:
         if option not in builder.options:
             listed = f"it takes {', '.join(builder.options) or 'no options'}"

@@ -22,7 +22,7 @@ from pipejax.training.objective import TrainingObjective
 # precision and then converted.
 
 CIPHER = "threefry2x32"
-LARGEST_COUNT = 1 << 16  # largest count of `below`, whose products then fit into 48 bits
+LARGEST_COUNT = 1 << 16  # largest count of `integers_below`, whose products then fit into 48 bits
 Whole = Int[Array, ""] | UInt[Array, ""]
 Delays = Int[Array, ""] | Int[Array, "stages samples stages"]
 
@@ -74,15 +74,15 @@ def draw(
       [(1, [0, 0]), (1, [1, 0]), (0, [1, 1]), (1, [3, 1]), (1, [4, 2]), (0, [4, 4])]
     """
     bits = _bits(jnp.uint32(seed), jnp.uint32(update), num_stages + 2)
-    stage = below(bits[0], jnp.asarray(num_stages))
+    stage = integers_below(bits[0], jnp.asarray(num_stages))
     update, delays = jnp.asarray(update, jnp.int32), jnp.asarray(delays, jnp.int32)
     if delays.ndim:
-        sample = below(bits[2], jnp.asarray(delays.shape[1]))
+        sample = integers_below(bits[2], jnp.asarray(delays.shape[1]))
         delay = delays[stage, sample]
     else:
-        delay = below(bits[2:], jnp.minimum(update, delays) + 1)
+        delay = integers_below(bits[2:], jnp.minimum(update, delays) + 1)
     read = jnp.maximum(0, update - delay)
-    return Draw(stage, below(bits[1], jnp.asarray(num_batches)), read)
+    return Draw(stage, integers_below(bits[1], jnp.asarray(num_batches)), read)
 
 
 def start_key(seed: Whole | int) -> Array:
@@ -93,7 +93,7 @@ def start_key(seed: Whole | int) -> Array:
 def drawn_stage(seed: Whole | int, update: Whole | int, num_stages: int) -> Int[Array, ""]:
     """Draw the stage that `draw` returns, without batch and delays."""
     first = _bits(jnp.uint32(seed), jnp.uint32(update), 1)[0]
-    return below(first, jnp.asarray(num_stages))
+    return integers_below(first, jnp.asarray(num_stages))
 
 
 def gradient_noise(
@@ -112,7 +112,7 @@ def checked_noise(noise: float) -> float:
     return float(noise)
 
 
-def below(bits: UInt[Array, "*batch"], count: Int[Array, ""]) -> Int[Array, "*batch"]:
+def integers_below(bits: UInt[Array, "*batch"], count: Int[Array, ""]) -> Int[Array, "*batch"]:
     """Return integers from 0 to count - 1: the bits above bit 32 of random bits * count."""
     counts = jnp.broadcast_to(count.astype(jnp.uint32), bits.shape)
     # the product has 48 bits: multiply low and high 16 bits separately, and carry
@@ -266,6 +266,7 @@ def summarise(
     num_diverged = np.asarray(runs.diverged).sum(axis=1)
 
     def masked(values: Curves | None) -> Masked:
+        """Mask the runs of every step size with which a seed diverged."""
         array = np.full(shape, np.nan) if values is None else np.asarray(values)
         return np.ma.masked_where(np.broadcast_to(num_diverged[:, None, None] > 0, shape), array)
 

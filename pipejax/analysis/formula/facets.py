@@ -118,7 +118,7 @@ def primitive(vectors: Vectors) -> Vectors:
 
 
 def exact_integers(whole: NumpyArray, bound: int) -> NumpyArray:
-    """Convert integers to int64 if results up to `bound` fit in int64, else to Python's."""
+    """Convert integers to int64 if results up to `bound` fit, else to Python's integers."""
     return whole.astype(np.int64 if bound < INT64_LIMIT else object)
 
 

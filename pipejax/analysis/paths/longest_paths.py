@@ -296,18 +296,18 @@ def _count_costs(
     # The cost vector has entries "F F B B pair latency latency ..". An F counts (1, 0, ..). A pair
     # without a time of its own counts as its F and its B.
     layout = program.layout
-    groups = np.array(layout.groups, object)
+    cost_names = np.array(layout.cost_names, object)
     num_boundaries = math.prod(layout.link_shape) // 2  # entries of one direction; F comes first
     suffixes = np.repeat(["_F", "_B"], num_boundaries).tolist()
     for name in LINK_COSTS:
-        groups[groups == name] = [_MESSAGE[name] + suffix for suffix in suffixes]
-    names_by_entry = [[group] for group in groups.tolist()]
+        cost_names[cost_names == name] = [_MESSAGE[name] + suffix for suffix in suffixes]
+    names_by_entry = [[name] for name in cost_names.tolist()]
     if evaluation.costs.pair is None and evaluation.costs.pair_factor is None:
-        entries = np.flatnonzero(groups == "pair")
+        entries = np.flatnonzero(cost_names == "pair")
         for entry, pair in zip(entries, program.pair_index, strict=True):
-            names_by_entry[entry] = groups[pair].tolist()
+            names_by_entry[entry] = cost_names[pair].tolist()
     used = np.union1d(program.duration_index, program.lag_index)
-    used = used[(vector[used] > 0) | ~np.isin(groups[used], ("latency_F", "latency_B"))]
+    used = used[(vector[used] > 0) | ~np.isin(cost_names[used], ("latency_F", "latency_B"))]
     used_names = {name for entry in used.tolist() for name in names_by_entry[entry]}
     messages = (f"{name}_{direction}" for name in ("c", "latency") for direction in "FB")
     order = (*(phase.name for phase in layout.timed), "pair", *messages)

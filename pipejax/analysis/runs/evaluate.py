@@ -201,7 +201,7 @@ def op_counts(program: Program) -> Int[NumpyArray, "workers costs"]:
     """
     workers, costs = np.asarray(program.worker), np.asarray(program.duration_index)
     is_on_worker = workers != NO_WORKER
-    counts = np.zeros((program.num_workers, len(program.layout.groups)), int)
+    counts = np.zeros((program.num_workers, len(program.layout.cost_names)), int)
     np.add.at(counts, (workers[is_on_worker], costs[is_on_worker]), 1)
     return counts
 
@@ -240,13 +240,12 @@ def _path_share(
 ) -> dict[str, float]:
     """Return {cost: share of the makespan} from masks of the critical nodes and edges."""
     costs = np.concatenate([program.duration_index[nodes], program.lag_index[edges]])
-    groups = program.layout.groups
+    names = program.layout.cost_names
     seconds: dict[str, float] = {}
     for cost in costs[vector[costs] > 0].tolist():
-        group = groups[cost]
-        seconds[group] = seconds.get(group, 0.0) + float(vector[cost])
+        seconds[names[cost]] = seconds.get(names[cost], 0.0) + float(vector[cost])
     total = sum(seconds.values())
-    return {group: time / total for group, time in seconds.items()}
+    return {name: time / total for name, time in seconds.items()}
 
 
 _ROUNDING = 1e-9  # relative rounding error of sums of sizes

@@ -185,7 +185,7 @@ def _block_updates(
     number[order] = np.arange(len(updates)) - np.searchsorted(run[order], run[order])
     applied = number[np.searchsorted(updates, versions.update_cell)]
     # A forward reads the model with all updates of its run that ended before the forward starts.
-    forward_start = start.ravel()[table.where[Phase.F]] + tolerance
+    forward_start = start.ravel()[table.op_cells[Phase.F]] + tolerance
     microbatch_run = np.arange(table.num_microbatches) % runs
     newest_model = np.empty_like(applied)
     for k in range(runs):

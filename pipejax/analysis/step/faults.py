@@ -138,7 +138,7 @@ class ComputeTimes(NamedTuple):
         stage_seconds, microbatch_seconds = np.zeros(shape[0]), np.zeros(shape[1])
         for phase in evaluation.table.used_phases:
             time = costs.time(phase)
-            if phase not in evaluation.table.grammar.compute or time is None:
+            if phase not in evaluation.table.grammar.compute_phases or time is None:
                 continue
             cost = np.asarray(time, float)
             seconds = np.broadcast_to(cost[:, None] if cost.ndim == 1 else cost, shape)

@@ -203,7 +203,7 @@ class _Slowest:
         if not len(slowest):
             return
         if np.isfinite(self.makespans[samples[slowest[0]]]):
-            self.counts = self.counts - self._last_counts
+            self.counts = self.counts - self._last_counts  # of the replaced earlier draw
         self.counts = self.counts + on_path @ np.bincount(slowest, minlength=len(values))
         self._last_counts = on_path[:, slowest[-1]]
         self.makespans[samples[slowest]] = values[slowest]

@@ -181,7 +181,7 @@ def _prices(
     microbatch_size = workload.microbatch_size(table)
 
     def price_one(shape: PricingShape, logs: Any, _: tuple[()]) -> Costs:
-        """Return a configuration's costs, with each parameter times exp of its log."""
+        """Return the costs if each parameter is multiplied by exp of its entry in `logs`."""
         factor = {name: xp.exp(logs[index]) for index, name in enumerate(PARAMETERS)}
         numbers = {x: getattr(model, x) * factor[f"model.{x}"] for x in MODEL_PARAMETERS}
         factor_by_field = {FIELDS[name]: factor[name] for name in (*RESOURCES, *EFFICIENCIES)}

@@ -337,7 +337,7 @@ def slot_costs(table: ScheduleTable, durations: Slots | None = None) -> Costs:
     shares = np.asarray(table.stage_shares)  # a stage with more layers takes longer
     field_costs: dict[str, Any] = {}
     custom_costs: dict[str, Any] = {}  # costs of kinds of ops that the table defines
-    for phase in table.grammar.timed:
+    for phase in table.grammar.timed_phases:
         if phase.name in slots:
             slot = slots[phase.name]
             costs = field_costs if phase.kind.time in FIELDS else custom_costs

@@ -253,12 +253,12 @@ def _pair_times(program: Program, leaves: Leaves) -> Any:
 
     def op_times(kind: Phase, position: Any) -> Any:
         """Return the times (N or 1, pairs) of a kind of op at positions in the cost vector."""
-        (_, stage), microbatch = layout.op_at(position), (position - 1) % layout.columns
+        (_, stage), microbatch = layout.op_at(position), (position - 1) % layout.times_per_place
         return entries(PHASE_FIELDS[kind.name], stage, microbatch)
 
     with accept_type(leaves["pair_factor"].dtype):
         kinds = [op_times(kind, backward) for kind in INPUT_GRADS if (phase == kind).any()]
         backward_times = kinds[0] if len(kinds) == 1 else xp.where(phase == Phase.B, *kinds)
-        forward_op = np.divmod(np.asarray(program.pair_stage), layout.columns)
+        forward_op = np.divmod(np.asarray(program.pair_stage), layout.times_per_place)
         factor = entries("pair_factor", *forward_op)
         return overlapped(op_times(Phase.F, forward), backward_times, factor, xp)

@@ -43,9 +43,9 @@ from pipejax.engine.batched.interpreter_loops import (
     as_single_xla_call,
     cost_columns,
     cost_sums,
-    count_up,
     counts_on_path,
     empty_buffers,
+    for_loop,
     put_row,
     take_row,
     values_and_choices,
@@ -213,11 +213,11 @@ def values_by_level(
         columns = cost_columns(columns, pieces, first + t * Unsigned(tiles[1]))
         cost = cost_sums(cost, program.terms, program.num_rows, columns)
         run_levels = functools.partial(_run_two_levels, program, cost)
-        even, odd = count_up(0, program.num_pairs, run_levels, (even, odd))
+        even, odd = for_loop(0, program.num_pairs, run_levels, (even, odd))
         return put_row(values, take_row(even, program.last), t), columns, cost, even, odd
 
     *buffers, slots = empty_buffers(program, pieces, tiles)
-    return count_up(0, tiles[0], run_tile, (*buffers, slots, slots))[0]
+    return for_loop(0, tiles[0], run_tile, (*buffers, slots, slots))[0]
 
 
 def _run_two_levels(
@@ -253,7 +253,7 @@ def _run_level(
             written = put_row(written, value + take_row(cost, duration), slot)
         return written
 
-    return count_up(*strides, run_stride, written)
+    return for_loop(*strides, run_stride, written)
 
 
 Counts = Num[Array, "columns batch"] | Num[NumpyArray, "columns batch"]

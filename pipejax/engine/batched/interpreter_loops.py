@@ -72,7 +72,7 @@ def put_row(array: Array, row: Array, index: Number) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(array, row, index, 0)
 
 
-def count_up(first: Number, end: Number, body: Callable[[Array, Any], Any], start: Any) -> Any:
+def for_loop(first: Number, end: Number, body: Callable[[Array, Any], Any], start: Any) -> Any:
     """Run body(k, carry) for k = first, ..., end - 1; return the last carry."""
 
     def call_body(k: Array, carry: Any) -> Any:
@@ -101,7 +101,7 @@ def values_and_choices(
     values, *buffers = empty_buffers(program, pieces, tiles)
     choices_shape = (rows if keeps_choices else 1, *tiles)
     choices = jnp.zeros(choices_shape, jnp.uint8 if is_exact else dtype)
-    values, choices, *_ = count_up(0, tiles[0], run_tile, (values, choices, *buffers))
+    values, choices, *_ = for_loop(0, tiles[0], run_tile, (values, choices, *buffers))
     return values, choices
 
 
@@ -124,7 +124,7 @@ def cost_columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Arr
     lanes, row = columns.shape[1], 1
 
     def copy_entry(piece: Array, row: int, e: Array, columns: Array) -> Array:
-        """Copy entry e of a piece, a cost of all configurations of the tile, to row + e."""
+        """Copy entry e of a piece (a cost of each configuration in the tile) to row `row + e`."""
         if len(piece) == 1:  # the same for all configurations
             column = jax.lax.dynamic_slice(piece, (Unsigned(0), e), (1, 1))
             column = jnp.broadcast_to(column, (1, lanes))
@@ -134,7 +134,7 @@ def cost_columns(columns: Array, pieces: tuple[Array, ...], first: Array) -> Arr
 
     for piece in pieces:
         copy = functools.partial(copy_entry, piece, row)
-        columns = count_up(0, piece.shape[1], copy, columns)
+        columns = for_loop(0, piece.shape[1], copy, columns)
         row += piece.shape[1]
     return columns
 
@@ -146,7 +146,7 @@ def cost_sums(cost: Array, terms: UIntArray, num_rows: Number, columns: Array) -
         first_term, second_term = (take_row(columns, terms[r, k]) for k in range(2))
         return put_row(cost, first_term + second_term, r)
 
-    return count_up(0, num_rows, sum_columns, cost)
+    return for_loop(0, num_rows, sum_columns, cost)
 
 
 def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tuple[Array, Array]:
@@ -175,7 +175,7 @@ def _run(task: Task, cost: Array, state: Array, choices: Array, t: Array) -> tup
             state = put_row(state, value + take_row(cost, duration), slot)
         return state, _put_choices(choices, weights, g, t) if keeps_choices else choices, weights
 
-    state, choices, _ = count_up(0, program.num_groups, run_group, (state, choices, weights))
+    state, choices, _ = for_loop(0, program.num_groups, run_group, (state, choices, weights))
     return state, choices
 
 
@@ -247,7 +247,7 @@ def counts_on_path(
         jnp.zeros((2 * length, width), choices.dtype),
         jnp.zeros((num_columns, choices.shape[1]), dtype),
     )
-    _, _, counts = count_up(0, num_stretches, follow, start)
+    _, _, counts = for_loop(0, num_stretches, follow, start)
     return counts
 
 
@@ -276,13 +276,14 @@ def _mark_path(
 
     def mark_operands(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         """Mark the operands of the k-th op before the end of the stretch."""
-        state, on_path, path = carry
+        state, on_path, row_copy = carry
         op = end - Unsigned(1) - k
         first_slot, second_slot, slot = (program.code[op, c] for c in range(3))
         row = Unsigned(2) * (op - first)
         # copy the row before the state is written to
-        path = put_row(path, take_row(state, slot), Unsigned(0))
-        op_path, weight = take_row(path, Unsigned(0)), _second_weights(choices, op)
+        row_copy = put_row(row_copy, take_row(state, slot), Unsigned(0))
+        # the path goes on over the second operand with `weight`, else over the first
+        op_path, weight = take_row(row_copy, Unsigned(0)), _second_weights(choices, op)
         if op_path.dtype == jnp.uint8:
             first_path, second_path = op_path & ~weight, op_path & weight
         else:
@@ -291,10 +292,10 @@ def _mark_path(
         on_path = put_row(on_path, second_path, row + Unsigned(1))
         state = put_row(state, take_row(state, second_slot) + second_path, second_slot)
         state = put_row(state, take_row(state, first_slot) + first_path, first_slot)
-        return put_row(state, jnp.zeros_like(op_path), slot), on_path, path
+        return put_row(state, jnp.zeros_like(op_path), slot), on_path, row_copy
 
-    path = jnp.zeros((2, on_path.shape[1]), on_path.dtype)
-    state, on_path, _ = count_up(0, end - first, mark_operands, (state, on_path, path))
+    row_copy = jnp.zeros((2, on_path.shape[1]), on_path.dtype)
+    state, on_path, _ = for_loop(0, end - first, mark_operands, (state, on_path, row_copy))
     return state, on_path
 
 
@@ -320,7 +321,7 @@ def _add_counts(
             use_path = take_row(on_path, backward.uses[k])
             return total + (jnp.minimum(use_path & bit, 1) if is_bits else use_path)
 
-        total = count_up(first, end, add_use, jnp.zeros(shape, on_path.dtype))
+        total = for_loop(first, end, add_use, jnp.zeros(shape, on_path.dtype))
         total_row = total.astype(counts.dtype).reshape(1, -1)
 
         def add_to_column(k: Array, counts: Array) -> Array:
@@ -328,7 +329,7 @@ def _add_counts(
             return put_row(counts, take_row(counts, column) + total_row, column)
 
         has_second = jnp.minimum(terms[row, 1], 1)  # column 0 is no cost
-        return count_up(0, Unsigned(1) + has_second, add_to_column, counts)
+        return for_loop(0, Unsigned(1) + has_second, add_to_column, counts)
 
     bounds = backward.starts[stretch], backward.starts[stretch + Unsigned(1)]
-    return count_up(*bounds, add_tally, counts)
+    return for_loop(*bounds, add_tally, counts)

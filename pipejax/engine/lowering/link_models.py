@@ -21,7 +21,7 @@ from pipejax.schedules.cells.dependencies import Dependencies
 from pipejax.schedules.cells.ops import WAIT_SEND, Phase
 from pipejax.schedules.table.communication_cells import RunOrder, insert_transfers
 from pipejax.schedules.table.links import LINK_MODELS, Links, find_shared_links
-from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
+from pipejax.schedules.table.table import ScheduleTable, op_before, phase_cells
 
 Which = Bool[NumpyArray, " messages"]
 Nodes = Int[NumpyArray, " messages"]
@@ -83,7 +83,7 @@ def _cost_index(
     for model, cost in enumerate(cost_by_model):
         has_model = model_index == model
         if cost and has_model.any():
-            positions[has_model] = layout.link(cost, messages.take(has_model))
+            positions[has_model] = layout.link_position(cost, messages.take(has_model))
     return positions
 
 
@@ -123,8 +123,8 @@ def _add_posting(
     nodes: Int[NumpyArray, " transfers"],
 ) -> None:
     """Let each transfer wait for the ops before its SEND and its RECV in the rows of `table`."""
-    tables = builder.table, table
-    node_order, op_order = (row_order(t, builder.links.executed(t.grammar)) for t in tables)
+    executed, tables = builder.links.executed_phases, (builder.table, table)
+    node_order, op_order = (phase_cells(t, executed(t.grammar)) for t in tables)
     op_nodes = builder.node_of_cell.ravel()[node_order]
     for transfer_cells in cells:
         previous_op = op_before(table, op_order, transfer_cells)
@@ -136,7 +136,7 @@ def _add_send_waits(
     builder: ProgramBuilder, sent: MessageTable, nodes: Nodes, is_transfer: Which
 ) -> None:
     """Let each WAIT_SEND cell wait for the transfer of its SEND; other messages delay no row."""
-    op_cells = builder.table.where
+    op_cells = builder.table.op_cells
     for send, wait in zip((Phase.SEND_F, Phase.SEND_B), WAIT_SEND, strict=True):
         cell = op_cells[wait][sent.stage, sent.microbatch]
         has_wait = is_transfer & (sent.phase == send) & (cell != NOWHERE)
@@ -165,7 +165,7 @@ def _communication_cells(
     table: ScheduleTable, messages: Dependencies, sent: MessageTable
 ) -> Int[NumpyArray, "2 messages"]:
     """Return the SEND cell and the RECV cell of each message: (2, messages)."""
-    is_forward, cells, microbatch = sent.phase == Phase.SEND_F, table.where, sent.microbatch
+    is_forward, cells, microbatch = sent.phase == Phase.SEND_F, table.op_cells, sent.microbatch
     send, receive = (sent.stage, microbatch), (messages.to_stage, microbatch)
     send_cells = np.where(is_forward, cells[Phase.SEND_F][send], cells[Phase.SEND_B][send])
     recv_cells = np.where(is_forward, cells[Phase.RECV_F][receive], cells[Phase.RECV_B][receive])

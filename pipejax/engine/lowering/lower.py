@@ -24,7 +24,7 @@ from pipejax.schedules.cells.dependencies import BACKWARD, Dependencies, find_ve
 from pipejax.schedules.cells.ops import AnyPhase, Phase
 from pipejax.schedules.table.communication_cells import RunOrder, run_order
 from pipejax.schedules.table.links import Links
-from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
+from pipejax.schedules.table.table import ScheduleTable, op_before, phase_cells
 
 BYTES_PER_CELL = 70  # memory of lowering per cell of the table
 
@@ -126,7 +126,7 @@ def _lower_with_mask(table: ScheduleTable, links: Links, step_end: bool, mask: b
 
 def _timed_phases(table: ScheduleTable, *codes: Int[NumpyArray, " cells"]) -> tuple[AnyPhase, ...]:
     present = np.unique(np.concatenate(codes)).tolist()
-    return tuple(phase for phase in table.grammar.timed if phase in present)
+    return tuple(phase for phase in table.grammar.timed_phases if phase in present)
 
 
 def _distinct_pairs(
@@ -151,7 +151,7 @@ def _add_rows(
     """Add a node for each executed cell, and chain the nodes of each worker's row."""
     table, layout = builder.table, builder.layout
     pair, worker = cell_pairs[cells], cells // table.num_slots
-    duration = np.where(pair >= 0, layout.pair(pair), builder.durations(cells))
+    duration = np.where(pair >= 0, layout.pair_position(pair), builder.durations(cells))
     builder.add_chains(builder.add_cells(cells, duration=duration, worker=worker), worker)
 
 
@@ -174,7 +174,7 @@ def _add_lanes(builder: ProgramBuilder, executed: Int[NumpyArray, " executed"]) 
     table = builder.table
     if not table.grammar.side_phases:
         return
-    cells = row_order(table, table.grammar.side_phases)
+    cells = phase_cells(table, table.grammar.side_phases)
     nodes = builder.add_cells(cells, duration=builder.durations(cells))
     builder.add_chains(nodes, _cell_queues(table)[cells])
     # the row issues a gather or a reduction (UNSHARD, REDUCE_GRAD) that runs on a lane: it also
@@ -200,7 +200,7 @@ def _add_waits(builder: ProgramBuilder) -> None:
     dependencies, queue = table.dependencies, _cell_queues(table)
     producer, consumer = dependencies.producer, dependencies.consumer
     # chains order a queue, messages come later, and `_add_host_ops` added the waits for host links
-    is_host_op = np.isin(table.phase.ravel(), grammar.host)
+    is_host_op = np.isin(table.phase.ravel(), grammar.host_phases)
     is_wait = (queue[producer] != queue[consumer]) & ~dependencies.crosses
     is_wait &= ~is_host_op[producer] & (nodes[producer] != nodes[consumer])
     builder.add_edges(nodes[producer[is_wait]], nodes[consumer[is_wait]], ZERO)
@@ -234,7 +234,7 @@ def _add_reductions_before_updates(builder: ProgramBuilder) -> None:
     np.maximum.at(last_gradient, update_index.ravel(), table.backward_end_cells.ravel())
     stage, nodes = table.stage.ravel()[update], builder.node_of_cell.ravel()
     reductions = builder.add_nodes(
-        duration=builder.layout.op(Phase.A, stage),
+        duration=builder.layout.op_position(Phase.A, stage),
         phase=np.full_like(stage, Phase.A),
         stage=stage,
         microbatch=table.microbatch.ravel()[update],
@@ -261,9 +261,8 @@ def _add_step_end(builder: ProgramBuilder) -> None:
     worker, stage = copies.T
     # an all-reduce per stage, in order of stages; (copies) index of the all-reduce of each copy
     stages, copy_reduction = np.unique(stage, return_inverse=True)
-    reductions = builder.add_nodes(
-        duration=layout.op(Phase.A, stages), phase=np.full_like(stages, Phase.A), stage=stages
-    )
+    phases, durations = np.full_like(stages, Phase.A), layout.op_position(Phase.A, stages)
+    reductions = builder.add_nodes(duration=durations, phase=phases, stage=stages)
     last_gradient = worker * table.num_slots + last_slot[worker, stage]
     builder.add_edges(nodes[last_gradient], reductions[copy_reduction], ZERO)
     # a gradient is complete at the end of its REDUCE_GRAD, if that runs on a lane
@@ -274,7 +273,7 @@ def _add_step_end(builder: ProgramBuilder) -> None:
     _chain_reductions(builder, reductions, copy_reduction, last_gradient, lane_gradients)
     row_end = builder.row_ends()
     updates = builder.add_nodes(
-        duration=layout.op(Phase.U, stage),
+        duration=layout.op_position(Phase.U, stage),
         phase=np.full_like(stage, Phase.U),
         stage=stage,
         worker=worker,

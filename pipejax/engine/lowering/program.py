@@ -87,32 +87,32 @@ class CostLayout:
     @functools.cached_property
     def _phase_offsets(self) -> Int[NumpyArray, " codes"]:
         """First position of each phase's times, by phase code; 0 for a phase without times."""
-        sizes = [self.num_places(phase) * self.columns for phase in self.timed]
+        sizes = [self.num_places(phase) * self.times_per_place for phase in self.timed]
         offsets = np.zeros(max(self.timed) + 1, np.int64)
         offsets[list(self.timed)] = 1 + np.cumsum([0, *sizes[:-1]])
         return offsets
 
     @property
-    def columns(self) -> int:
+    def times_per_place(self) -> int:
         """Number of times per stage or boundary: M if costs differ by microbatch, else 1."""
         return self.num_microbatches if self.per_microbatch else 1
 
     @property
     def op_shape(self) -> tuple[int, int]:
         """Shape of the times of a phase that stages run: (stages, columns)."""
-        return self.num_stages, self.columns
+        return self.num_stages, self.times_per_place
 
     def phase_shape(self, phase: AnyPhase) -> tuple[int, int]:
         """Shape of the times of any phase: (stages or workers, columns)."""
-        return self.num_places(phase), self.columns
+        return self.num_places(phase), self.times_per_place
 
     @property
     def link_shape(self) -> tuple[int, int, int, int]:
         """Shape of each of the `LINK_COSTS`: (directions, pipes, boundaries, columns)."""
-        return 2, self.num_pipes, self.num_boundaries, self.columns
+        return 2, self.num_pipes, self.num_boundaries, self.times_per_place
 
     @property
-    def groups(self) -> tuple[str, ...]:
+    def cost_names(self) -> tuple[str, ...]:
         """Name of the cost at each position: a phase, "pair" or one of the `LINK_COSTS`."""
         sizes = [("", 1), *((p.name, math.prod(self.phase_shape(p))) for p in self.timed)]
         sizes.append(("pair", self.num_pairs))
@@ -134,31 +134,31 @@ class CostLayout:
         """Number of positions."""
         return self.first_link + len(LINK_COSTS) * math.prod(self.link_shape)
 
-    def op(self, phase: Places, stage: Places) -> Int[NumpyArray, "..."]:
+    def op_position(self, phase: Places, stage: Places) -> Int[NumpyArray, "..."]:
         """Return the position of a phase's time on a stage (or worker), for microbatch 0."""
         phase, offsets = np.asarray(phase), self._phase_offsets
         # codes beyond the last phase with a time have none; % only keeps the index legal
         offset = np.where(phase < len(offsets), offsets[phase % len(offsets)], 0)
-        return np.where(offset == 0, ZERO, offset + np.asarray(stage) * self.columns)
+        return np.where(offset == 0, ZERO, offset + np.asarray(stage) * self.times_per_place)
 
     def op_at(
         self, position: Int[NumpyArray, "..."]
     ) -> tuple[Int[NumpyArray, "..."], Int[NumpyArray, "..."]]:
-        """Return the phase and stage of the time at a position; this is the inverse of `op`."""
+        """Return the phase and stage of the time at a position; it inverts `op_position`."""
         offsets = self._phase_offsets[list(self.timed)]
         index = np.searchsorted(offsets, position, "right") - 1
-        return np.array(self.timed, int)[index], (position - offsets[index]) // self.columns
+        return np.array(self.timed, int)[index], (position - offsets[index]) // self.times_per_place
 
-    def pair(self, pair: Places) -> Int[NumpyArray, "..."]:
+    def pair_position(self, pair: Places) -> Int[NumpyArray, "..."]:
         """Position of the time of a fused pair."""
         return np.asarray(self.first_pair + pair)
 
-    def link(self, kind: str, messages: Dependencies) -> Int[NumpyArray, " messages"]:
+    def link_position(self, kind: str, messages: Dependencies) -> Int[NumpyArray, " messages"]:
         """Return each message's position of a link cost `kind`, for microbatch 0 (messages)."""
         offset = self.first_link + LINK_COSTS.index(kind) * math.prod(self.link_shape)
         pipe = messages.direction * self.num_pipes + messages.pipe
         index = pipe * self.num_boundaries + messages.boundary(self.graph)
-        return offset + index * self.columns
+        return offset + index * self.times_per_place
 
 
 @short_repr

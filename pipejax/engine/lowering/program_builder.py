@@ -74,8 +74,8 @@ class ProgramBuilder:
         columns |= {"microbatch": microbatch, "pipe": pipe}
         nodes = self.add_nodes(**columns)
         self.node_of_cell.reshape(-1)[cells] = nodes
-        if self.table.grammar.collectives:
-            is_collective = np.isin(phase, self.table.grammar.collectives)
+        if self.table.grammar.collective_phases:
+            is_collective = np.isin(phase, self.table.grammar.collective_phases)
             self._add_gates(nodes[is_collective], cells[is_collective])
         return nodes
 
@@ -101,7 +101,7 @@ class ProgramBuilder:
         if table.grammar.worker_phases:
             is_worker_op = np.isin(phase, table.grammar.worker_phases)
             stage_or_worker = np.where(is_worker_op, cells // table.num_slots, stage_or_worker)
-        return self.layout.op(phase, stage_or_worker)
+        return self.layout.op_position(phase, stage_or_worker)
 
     def _column(self, name: str) -> Int[NumpyArray, " nodes"]:
         return np.concatenate([columns[name] for columns in self._nodes])
@@ -159,7 +159,7 @@ class ProgramBuilder:
         row = new_ids[head][edge_order]
         preds[row, column], lags[row, column] = new_ids[tail][edge_order], lag[edge_order]
         nodes = {name: self._column(name)[order] for name in _FIELDS}
-        no_ops = (*self.table.grammar.sharding, *WAIT_SEND)
+        no_ops = (*self.table.grammar.sharding_phases, *WAIT_SEND)
         is_op = (nodes["worker"] != NO_WORKER) & ~np.isin(nodes["phase"], no_ops)
         ops = np.flatnonzero(is_op)
         op_workers = nodes["worker"][ops]
@@ -170,7 +170,8 @@ class ProgramBuilder:
         is_fused = self.table.is_fused
         fused_nodes = new_ids[self.node_of_cell[is_fused]]
         backward_microbatches = self.table.partners.microbatch[is_fused]
-        forward, backward = self.layout.op(Phase.F, pairs[:, 0]), self.layout.op(*pairs.T[1:])
+        position = self.layout.op_position
+        forward, backward = position(Phase.F, pairs[:, 0]), position(*pairs.T[1:])
         return Program(
             preds=preds,
             lag_index=lags,
@@ -220,7 +221,7 @@ class ProgramBuilder:
             node for node in nodes if self.table.grammar.phases[node[0]].kind.in_cells
         )
         row = max(worker, sender, 0)  # a message has no worker, an op no sender
-        if phase in self.table.grammar.host:
+        if phase in self.table.grammar.host_phases:
             row = int(self.table.placement[pipe, stage])
         cells = self.table.cells
         is_op = (cells.phase == phase) & (cells.stage == stage) & (cells.microbatch == microbatch)
@@ -237,7 +238,7 @@ class ProgramBuilder:
         code, stage, microbatch, pipe, worker, sender, receiver = fields
         phase = self.table.grammar.phases[code]
         op = self.table.grammar.text((Op(phase, stage, microbatch),))
-        if code in self.table.grammar.host:  # its cell is in the row of its stage's worker
+        if code in self.table.grammar.host_phases:  # its cell is in the row of its stage's worker
             return f"{op} (host link of worker {self.table.placement[pipe, stage]})"
         if not phase.kind.in_cells:
             return f"{op} ({phase.kind.name})"

@@ -64,7 +64,7 @@ class Factor(NamedTuple):
 def kinds(run: Evaluation) -> tuple[str, ...]:
     """Return the kind of each cost; "" for sums of other costs, which the page computes."""
     summed = {"message"} | ({"pair"} if run.costs.pair is None else set())
-    return tuple("" if kind in summed else kind for kind in run.program.layout.groups)
+    return tuple("" if kind in summed else kind for kind in run.program.layout.cost_names)
 
 
 def list_factors(
@@ -108,7 +108,7 @@ def base_costs(
 
 def read_by(program: Program) -> Bool[NumpyArray, " costs"]:
     """Return a mask (costs) of the costs that a program reads under at least one link model."""
-    groups = np.array(program.layout.groups)
+    groups = np.array(program.layout.cost_names)
     is_read = np.zeros(len(groups), bool)
     is_read[program.duration_index] = True
     is_read[program.pair_index.ravel()] = True
@@ -148,7 +148,7 @@ class FormSearch:
         parameters: dict[str, Any] = {}
         units: list[float] = []
         is_time: list[bool] = []
-        fields = {phase.name: phase.kind.time for phase in run.table.grammar.timed}
+        fields = {phase.name: phase.kind.time for phase in run.table.grammar.timed_phases}
         for factor in factors:
             costs = base[cost_kinds == factor.key]
             if costs.size and costs.max() > 0:

@@ -236,7 +236,7 @@ class TrainingData(NamedTuple):
 
 def stage_parameters(num_stages: int, model: SmallModel) -> StageParameters:
     """Draw random parameters (stages, ...), with a separate seed for each stage."""
-    parts, hidden = [], model.hidden
+    parts, hidden = [], model.hidden  # (input weights, bias, output weights) of each stage
     for stage in range(num_stages):
         draw = np.random.default_rng([model.seed, stage]).standard_normal
         scale = hidden**-0.5

@@ -406,8 +406,8 @@ def _with_vocabulary(
     interval = cell_durations(table)[0].sum() / table.num_microbatches
     delay = reductions * interval
     due, cell_ends = start + delay * (table.phase != Phase.F), finish.ravel()
-    last_gradients = table.where[gradient][-1]  # (microbatches) cells of the last stage
-    pass_due = cell_ends[table.where[Phase.F][-1]]
+    last_gradients = table.op_cells[gradient][-1]  # (microbatches) cells of the last stage
+    pass_due = cell_ends[table.op_cells[Phase.F][-1]]
     if overlap:  # the passes follow the next backward of the last stage
         pass_due = pass_due + (cell_ends[last_gradients] - start.ravel()[last_gradients])
     rows = []

@@ -62,8 +62,9 @@ def infer_placement(
     rows: Sequence[Sequence[Cell]], compute: Sequence[AnyPhase] = COMPUTE
 ) -> tuple[Placement, PipeOfMicrobatch]:
     """Infer placement (pipes, stages) and each microbatch's pipe from the rows of a table."""
-    # Refuse pipes that are no mirror image and no shifted copy of the first pipe.
-    first_ops: dict[tuple[int, int], tuple[Op, int, int]] = {}  # op, worker, slot
+    # Refuse pipes that are no mirror image and no shifted copy of the first pipe. `first_ops` has
+    # the first op (op, worker, slot) of each (stage, microbatch).
+    first_ops: dict[tuple[int, int], tuple[Op, int, int]] = {}
     for worker, row in enumerate(rows):
         for slot, op in ((t, op) for t, cell in enumerate(row) for op in cell):
             if op.phase not in compute:
@@ -258,7 +259,7 @@ class Content:
     @functools.cached_property
     def num_microbatches(self) -> int:
         """Count the microbatches of all pipes that have an op that computes."""
-        is_compute = is_phase(self.ops.phase, self.grammar.compute)
+        is_compute = is_phase(self.ops.phase, self.grammar.compute_phases)
         return int(self.ops.microbatch[is_compute].max(initial=-1)) + 1
 
     @functools.cached_property
@@ -266,36 +267,36 @@ class Content:
         """Return the pipe of each microbatch."""
         grammar, count = self.grammar, self.num_microbatches
         # custom kinds may leave a microbatch without any op that computes
-        phases = grammar.microbatch_phases if grammar.custom_phases else grammar.compute
+        phases = grammar.microbatch_phases if grammar.custom_phases else grammar.compute_phases
         ops = self.ops.take(is_phase(self.ops.phase, phases) & (self.ops.microbatch < count))
         pipes = np.zeros(count, np.int32)
         pipes[ops.microbatch] = ops.pipe
         return pipes
 
     @functools.cached_property
-    def where(self) -> Mapping[AnyPhase, Int[NumpyArray, "places microbatches"]]:
+    def op_cells(self) -> Mapping[AnyPhase, Int[NumpyArray, "places microbatches"]]:
         """Return {phase: cells of its ops (stages, microbatches)}; for workers (workers, ..)."""
         # a cell is numbered worker * slots + slot, or `NOWHERE` if the table lacks the op
         worker_phases, count = self.grammar.worker_phases, self.num_microbatches
         no_stage_ops = np.broadcast_to(NOWHERE, (self.num_stages, count))
         no_worker_ops = np.broadcast_to(NOWHERE, (self.num_workers, count))
-        where = dict.fromkeys(self.grammar.microbatch_phases, no_stage_ops)
-        where |= dict.fromkeys(worker_phases, no_worker_ops)
-        for phase in set(np.unique(self.ops.phase).tolist()) & where.keys():
+        op_cells = dict.fromkeys(self.grammar.microbatch_phases, no_stage_ops)
+        op_cells |= dict.fromkeys(worker_phases, no_worker_ops)
+        for phase in set(np.unique(self.ops.phase).tolist()) & op_cells.keys():
             ops = self.ops.take(self.ops.phase == phase)
             place = ops.cell // self.num_slots if phase in worker_phases else ops.stage
-            where[phase] = np.full(where[phase].shape, NOWHERE)
-            where[phase][place, ops.microbatch] = ops.cell
-        return where
+            op_cells[phase] = np.full(op_cells[phase].shape, NOWHERE)
+            op_cells[phase][place, ops.microbatch] = ops.cell
+        return op_cells
 
     @functools.cached_property
     def first_cells(self) -> Int[NumpyArray, " cells"] | None:
         """Return for each cell the first cell of its collective, or itself; None without any."""
-        if not self.grammar.collectives:
+        if not self.grammar.collective_phases:
             return None
         first_cells = np.arange(self.cells.phase.size)
-        for phase in self.grammar.collectives:
-            cells = self.where[phase]  # (workers, microbatches)
+        for phase in self.grammar.collective_phases:
+            cells = self.op_cells[phase]  # (workers, microbatches)
             is_held = cells != NOWHERE
             # missing cells become larger than all others, so that the smallest is a real one
             first = np.where(is_held, cells, cells.max(axis=0) + 1).min(axis=0)  # (microbatches)
@@ -315,7 +316,7 @@ class Content:
     @functools.cached_property
     def backward_end_cells(self) -> Int[NumpyArray, "stages microbatches"]:
         """Return the cell of the B or W that ends each backward, as (stages, microbatches)."""
-        whole, split = (self.where[phase] for phase in WEIGHT_GRADS)
+        whole, split = (self.op_cells[phase] for phase in WEIGHT_GRADS)
         return np.maximum(whole, split)
 
     def cell(self, worker: Index, slot: Index) -> Cell:

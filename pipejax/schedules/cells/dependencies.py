@@ -82,7 +82,7 @@ class Waiting(NamedTuple):
 
 def rule_consumers(content: Content, rule: Rule) -> tuple[NumpyArray, NumpyArray]:
     """Return the stage and the microbatch of each op that waits by a rule."""
-    stages, microbatches = np.nonzero(content.where[rule.consumer] != NOWHERE)
+    stages, microbatches = np.nonzero(content.op_cells[rule.consumer] != NOWHERE)
     is_consumer = np.ones(len(stages), bool)
     if rule.consumer_stage is not None:
         is_consumer &= stages == rule.consumer_stage % content.num_stages
@@ -94,7 +94,7 @@ def rule_consumers(content: Content, rule: Rule) -> tuple[NumpyArray, NumpyArray
 def waiting_ops(content: Content, rule: Rule) -> Iterator[Waiting]:
     """Yield the ops that wait by a rule, once for each producer stage and microbatch."""
     stages, microbatches = rule_consumers(content, rule)
-    consumers = content.where[rule.consumer][stages, microbatches]
+    consumers = content.op_cells[rule.consumer][stages, microbatches]
     for producer_stages in _producer_stages(content, rule, stages, consumers):
         for producer_microbatches in _producer_microbatches(content, rule, microbatches):
             yield Waiting(consumers, stages, producer_stages, producer_microbatches)
@@ -147,7 +147,7 @@ def find_producers(content: Content, rule: Rule, waiting: Waiting) -> Int[NumpyA
     cells = np.full_like(waiting.consumer, NOWHERE)
     targets = waiting.producer_stage[has_target], waiting.microbatch[has_target]
     for phase in rule.producers:  # the table holds at most one of these phases
-        cells[has_target] = np.maximum(cells[has_target], content.where[phase][targets])
+        cells[has_target] = np.maximum(cells[has_target], content.op_cells[phase][targets])
     return cells
 
 
@@ -224,8 +224,9 @@ def cell_edges(
         # Lane 0 is the row, the last lane the host link. The row issues ops of the host link and
         # sharding on lanes: each waits for the last cell of lane 0 before it.
         phase, num_lanes = content.cells.phase.ravel()[cells], len(grammar.side_lanes) + 2
-        lane = np.where(is_phase(phase, grammar.host), num_lanes - 1, grammar.phase_lanes[phase])
-        is_issued = (lane == num_lanes - 1) | is_phase(phase, grammar.lane_sharding)
+        is_host_op = is_phase(phase, grammar.host_phases)
+        lane = np.where(is_host_op, num_lanes - 1, grammar.phase_lanes[phase])
+        is_issued = is_host_op | is_phase(phase, grammar.lane_sharding)
         rows, issued = np.flatnonzero(lane == 0), np.flatnonzero(is_issued)
         previous = rows[np.searchsorted(rows, issued) - 1]  # wraps round for the first cells
         is_same_row = (previous < issued) & (queue[previous] == queue[issued])

@@ -272,7 +272,8 @@ class Grammar(PhaseLists[AnyPhase]):
         object.__setattr__(self, "phases", phases)
         object.__setattr__(self, "op_phases", phases[1:])  # without idle cells
         worker_times = {phase.kind.time for phase in self.worker_phases}
-        stage_times = {phase.kind.time for phase in self.timed if phase not in self.worker_phases}
+        stage_phases = {*self.timed_phases} - {*self.worker_phases}
+        stage_times = {phase.kind.time for phase in stage_phases}
         if ambiguous_times := worker_times & stage_times:
             time = min(ambiguous_times)
             raise wrong("kinds", f"{time} is a cost of workers and of stages: give two names", time)
@@ -329,7 +330,7 @@ class Grammar(PhaseLists[AnyPhase]):
     def stage_rules(self) -> tuple[tuple[tuple[AnyPhase, ...], Phase], ...]:
         """Return ((consumers, producer), ..): consumers wait for their stage's last producer."""
         rules = (
-            (self.compute, Phase.UNSHARD),
+            (self.compute_phases, Phase.UNSHARD),
             ((Phase.WAIT_REDUCE_GRAD, Phase.U), Phase.REDUCE_GRAD),
         )
         return tuple((ops, producer) for ops, producer in rules if producer in self.lane_sharding)

@@ -222,7 +222,7 @@ class PhaseLists(Generic[SomePhase]):
         return MappingProxyType({phase.name: phase for phase in self.cell_phases})
 
     @functools.cached_property
-    def compute(self) -> tuple[SomePhase, ...]:
+    def compute_phases(self) -> tuple[SomePhase, ...]:
         """Return the phases that compute a microbatch on a stage."""
         return self.on_lane(COMPUTING, MICROBATCH)
 
@@ -232,12 +232,12 @@ class PhaseLists(Generic[SomePhase]):
         return self.on_lane(COMPUTING, MICROBATCH, COPY, WORKER)
 
     @functools.cached_property
-    def busy(self) -> tuple[SomePhase, ...]:
+    def busy_phases(self) -> tuple[SomePhase, ...]:
         """Return the phases of all scopes that compute and so keep a worker busy."""
         return self.on_lane(COMPUTING, *OWNERS)
 
     @functools.cached_property
-    def sharding(self) -> tuple[SomePhase, ...]:
+    def sharding_phases(self) -> tuple[SomePhase, ...]:
         """Return the phases that run once per stage, not once per microbatch."""
         return tuple(phase for phase in self.cell_phases if phase.kind.scope == STAGE)
 
@@ -252,24 +252,24 @@ class PhaseLists(Generic[SomePhase]):
         return tuple(phase for phase in self.cell_phases if phase.kind.scope == WORKER)
 
     @functools.cached_property
-    def collectives(self) -> tuple[SomePhase, ...]:
+    def collective_phases(self) -> tuple[SomePhase, ...]:
         """Return the phases of collectives, whose cells on all workers are one op."""
         return tuple(phase for phase in self.cell_phases if phase.kind.is_collective)
 
     @functools.cached_property
-    def host(self) -> tuple[SomePhase, ...]:
+    def host_phases(self) -> tuple[SomePhase, ...]:
         """Return the phases that run on host links."""
         return self.on_lane(HOST_LINK, MICROBATCH)
 
     @functools.cached_property
-    def timed(self) -> tuple[SomePhase, ...]:
+    def timed_phases(self) -> tuple[SomePhase, ...]:
         """Return the phases that have a cost."""
         return tuple(phase for phase in self.op_phases if phase.kind.time)
 
     @functools.cached_property
-    def executed(self) -> tuple[SomePhase, ...]:
+    def executed_phases(self) -> tuple[SomePhase, ...]:
         """Return the phases that a worker executes in row order under every link model."""
-        return (*self.busy, *(phase for phase in self.op_phases if phase == Phase.WAIT_O))
+        return (*self.busy_phases, *(phase for phase in self.op_phases if phase == Phase.WAIT_O))
 
     @functools.cached_property
     def backward_ends(self) -> tuple[SomePhase, ...]:
@@ -279,10 +279,10 @@ class PhaseLists(Generic[SomePhase]):
             for_w = kind.at_end.get(FOR_W, 0)  # I leaves this share to W, which frees it
             return for_w < 0 or (for_w == 0 and kind.at_end.get(WHOLE, 0) < 0)
 
-        return tuple(phase for phase in self.compute if frees_activation(phase.kind))
+        return tuple(phase for phase in self.compute_phases if frees_activation(phase.kind))
 
     @functools.cached_property
-    def recomputing(self) -> tuple[SomePhase, ...]:
+    def recomputing_phases(self) -> tuple[SomePhase, ...]:
         """Return the phases that recompute an activation from the checkpoint of its forward."""
         return tuple(
             phase
@@ -298,12 +298,13 @@ WEIGHT_GRADS = (Phase.B, Phase.W)  # the last op of a backward
 BACKWARDS = (Phase.B, Phase.I, Phase.W)  # whole, or in two halves
 UPDATES = USUAL_PHASES.on_lane(COMPUTING, COPY)
 STEP_END = (Phase.A, Phase.U)  # lowering adds them if no cell of the table updates
-COMPUTE, ROW_OPS, SHARDING = USUAL_PHASES.compute, USUAL_PHASES.row_ops, USUAL_PHASES.sharding
+COMPUTE, ROW_OPS = USUAL_PHASES.compute_phases, USUAL_PHASES.row_ops
+SHARDING, CELL_PHASES = USUAL_PHASES.sharding_phases, USUAL_PHASES.cell_phases
+HOST, TIMED = USUAL_PHASES.host_phases, USUAL_PHASES.timed_phases
 MESSAGES = (Phase.SEND_F, Phase.RECV_F, Phase.SEND_B, Phase.RECV_B)  # link models run them
 WAIT_SEND = (Phase.WAIT_SEND_F, Phase.WAIT_SEND_B)  # only some link models run them
 WAITS = (Phase.WAIT_O, *WAIT_SEND)
 COMMUNICATION = MESSAGES + WAIT_SEND
-HOST, TIMED, CELL_PHASES = USUAL_PHASES.host, USUAL_PHASES.timed, USUAL_PHASES.cell_phases
 
 Slots = Mapping[str, float]  # durations by phase letter that a table is drawn with
 UNIT_SLOTS: Mapping[str, int] = MappingProxyType(

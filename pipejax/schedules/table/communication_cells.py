@@ -30,7 +30,7 @@ from pipejax.schedules.table.slot_simulation import (
     waiting_cells,
     with_host_order,
 )
-from pipejax.schedules.table.table import ScheduleTable, dense_rows, row_order, without_phases
+from pipejax.schedules.table.table import ScheduleTable, dense_rows, phase_cells, without_phases
 
 # PyTorch's runtime inserts more cells into a table: it gathers parameters before ops that need them
 # and drops them (UNSHARD, RESHARD), reduces gradients after the last backward of a stage, and waits
@@ -49,7 +49,7 @@ def with_sharding(table: ScheduleTable) -> ScheduleTable:
         raise ValueError("lowering: PyTorch offloads nothing, the table has O and L cells")
     rows, used_phases = dense_rows(table), {*table.used_phases}
     if used_phases.isdisjoint({Phase.UNSHARD, Phase.RESHARD}):
-        rows = [with_gathers(row, table.grammar.compute, TORCH_LOOKAHEAD) for row in rows]
+        rows = [with_gathers(row, table.grammar.compute_phases, TORCH_LOOKAHEAD) for row in rows]
     if used_phases.isdisjoint({Phase.REDUCE_GRAD, Phase.WAIT_REDUCE_GRAD}):
         ends = table.grammar.backward_ends
         rows = [with_reductions(row, deferred=False, ends=ends) for row in rows]
@@ -101,8 +101,8 @@ def run_order(table: ScheduleTable, links: Links) -> RunOrder:
     ends = messages.producer // table.num_slots, messages.consumer // table.num_slots
     none = np.zeros(0, int)
     order = RunOrder(
-        executed=row_order(table, links.executed(table.grammar)),
-        host=row_order(table, table.grammar.host) if table.offloads else none,
+        executed=phase_cells(table, links.executed_phases(table.grammar)),
+        host=phase_cells(table, table.grammar.host_phases) if table.offloads else none,
         host_edges=host_edges(table, links) if table.offloads else (none, none),
         messages=messages,
         models=links.message_models(table.num_workers, *ends),
@@ -141,7 +141,7 @@ def _runnable_steps(bare: ScheduleTable, links: Links) -> list[tuple[int, list[i
     transfers: dict[int, list[int]] = {}  # {cell: transfers of its messages}
     for transfer, producer in enumerate(table_messages(bare).producer.tolist()):
         transfers.setdefault(producer, []).append(transfer)
-    on_host = set(row_order(bare, HOST).tolist())
+    on_host = set(phase_cells(bare, HOST).tolist())
     remaining = [row[::-1] for row in _occupied_cells(bare)]  # the next cell last
     has_run = [False] * bare.phase.size
     steps: list[tuple[int, list[int]]] = []

@@ -103,8 +103,8 @@ def with_items(
 
 def is_recomputed(content: Content) -> Bool[NumpyArray, "stages microbatches"]:
     """Return whether the table recomputes each activation, as (stages, microbatches)."""
-    phases = content.grammar.recomputing
-    return np.logical_or.reduce([content.where[phase] != NOWHERE for phase in phases])
+    phases = content.grammar.recomputing_phases
+    return np.logical_or.reduce([content.op_cells[phase] != NOWHERE for phase in phases])
 
 
 class HeldOps(NamedTuple):
@@ -211,7 +211,7 @@ Bytes = Float[NumpyArray, " stages"]
 def in_flight(table: ScheduleTable, sizes: Bytes | None = None) -> Num[NumpyArray, "workers slots"]:
     """Return the number, or size, of activations that each worker holds in each slot."""
     ops = HeldOps.from_content(table)
-    on_host = is_phase(ops.phase, table.grammar.host)
+    on_host = is_phase(ops.phase, table.grammar.host_phases)
     held = HeldParts.from_ops(HeldOps(*(field[~on_host] for field in ops)), table.grammar)
     change = held.change if sizes is None else held.change * sizes[held.stage]
     if held.items:  # an item counts as its share of a whole activation
@@ -238,12 +238,12 @@ def held_in_rows(
     if by_microbatch:
         microbatch = np.maximum(table.ops.microbatch[is_in_ledger(table)], 0)
         ops = ops._replace(stage=ops.stage * table.num_microbatches + microbatch)
-    on_host = is_phase(ops.phase, table.grammar.host)
+    on_host = is_phase(ops.phase, table.grammar.host_phases)
     if not on_host.any():
         return HeldParts.from_ops(ops, table.grammar, at_work=at_work)
     # an offload or load starts and ends when the next op that takes time starts:
     #   row F O . B: the next such op of each slot is in slots 0 3 3 3
-    takes_time = is_phase(table.phase, table.grammar.busy)
+    takes_time = is_phase(table.phase, table.grammar.busy_phases)
     slot = np.where(takes_time, np.arange(table.num_slots), table.num_slots)
     next_slot = np.minimum.accumulate(slot[:, ::-1], axis=1)[:, ::-1][ops.worker, ops.start]
     start, end = (np.where(on_host, next_slot, time) for time in (ops.start, ops.end))

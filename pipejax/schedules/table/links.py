@@ -205,9 +205,9 @@ class Links:
                 models[b, a] = model_names.index(model)
         return models[sender, receiver]
 
-    def executed(self, grammar: Grammar) -> tuple[AnyPhase, ...]:
+    def executed_phases(self, grammar: Grammar) -> tuple[AnyPhase, ...]:
         """Return the phases that a worker executes in row order, with WAIT_SEND if rendezvous."""
-        return grammar.executed + WAIT_SEND if self.is_rendezvous else grammar.executed
+        return grammar.executed_phases + (WAIT_SEND if self.is_rendezvous else ())
 
     def check_known(self, names: Collection[str], who: str) -> None:
         """Refuse values other than defaults in fields that the function `who` does not support."""

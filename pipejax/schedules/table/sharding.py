@@ -85,7 +85,7 @@ def insert_sharding(
     max_stages = [max(table.num_stages, 1)] * table.num_workers
     if residency is not None:
         max_stages = _per_worker(residency, table.num_workers, "residency", 1)
-    compute, rows = bare.grammar.compute, []
+    compute, rows = bare.grammar.compute_phases, []
     lookaheads = map(Lookahead, ahead, max_stages, itertools.repeat(counted))
     for row, worker_lookahead in zip(dense_rows(bare), lookaheads, strict=True):
         gathered_row = with_gathers(row, compute, worker_lookahead)

@@ -28,7 +28,7 @@ from pipejax.schedules.cells.dependencies import cell_edges
 from pipejax.schedules.cells.grammar import USUAL, Grammar
 from pipejax.schedules.cells.ops import HOST, NO_PIPE, Cell, Op, Phase, Slots, is_phase
 from pipejax.schedules.table.links import Groups, Links
-from pipejax.schedules.table.table import ScheduleTable, op_before, row_order
+from pipejax.schedules.table.table import ScheduleTable, op_before, phase_cells
 
 # Host links, and the order of offloads and loads on them.
 #
@@ -58,9 +58,9 @@ def check_host_groups(groups: Groups, num_workers: int) -> Groups:
 
 def host_edges(table: Content, links: Links) -> tuple[CellPositions, CellPositions]:
     """Return edges (earlier, later cells) to offloads and loads, by row and by host link."""
-    link = host_link_ids(links, table.num_workers)
-    grammar = table.grammar
-    cells, executed = row_order(table, grammar.host), row_order(table, links.executed(grammar))
+    link, grammar = host_link_ids(links, table.num_workers), table.grammar
+    cells = phase_cells(table, grammar.host_phases)
+    executed = phase_cells(table, links.executed_phases(grammar))
     issuer = op_before(table, executed, cells)  # index in `executed`
     is_issued = issuer != NOWHERE
     worker, slot = np.divmod(cells, table.num_slots)
@@ -75,8 +75,8 @@ def host_edges(table: Content, links: Links) -> tuple[CellPositions, CellPositio
 
 def waiting_cells(table: Content, links: Links) -> tuple[CellPositions, CellPositions]:
     """Return (awaited cells, waiting cells), also by host links, but without messages."""
-    phases = (*links.executed(table.grammar), *table.grammar.side_phases)
-    tail, head = cell_edges(table, row_order(table, phases))
+    phases = (*links.executed_phases(table.grammar), *table.grammar.side_phases)
+    tail, head = cell_edges(table, phase_cells(table, phases))
     host_tail, host_head = host_edges(table, links)
     if table.first_cells is not None:
         host_tail = table.first_cells[host_tail]

@@ -150,7 +150,7 @@ class ScheduleTable(Content, Drawn):
             raise ScheduleError("pipe_of_microbatch needs a placement, with a row for each pipe")
         try:
             if placement is None:
-                placement, pipe_of_microbatch = infer_placement(cells, grammar.compute)
+                placement, pipe_of_microbatch = infer_placement(cells, grammar.compute_phases)
         except ScheduleError as error:
             texts = [[grammar.text(cell) for cell in row] for row in cells]
             grid = format_grid(texts, (error.worker or 0, error.slot), MAX_SLOTS)
@@ -223,7 +223,7 @@ class ScheduleTable(Content, Drawn):
     @property
     def offloads(self) -> bool:
         """Return whether O cells offload activations to the host."""
-        return not {*self.used_phases}.isdisjoint(self.grammar.host)
+        return not {*self.used_phases}.isdisjoint(self.grammar.host_phases)
 
     @property
     def updates_within(self) -> bool:
@@ -265,7 +265,7 @@ class ScheduleTable(Content, Drawn):
             return [
                 (op._replace(phase=Phase.R),)
                 for op in backwards
-                if self.where[Phase.R][op.stage, op.microbatch] == NOWHERE
+                if self.op_cells[Phase.R][op.stage, op.microbatch] == NOWHERE
             ]
 
         return self.with_rows(
@@ -323,7 +323,7 @@ def dense_rows(table: ScheduleTable) -> list[list[Cell]]:
 
 def without_phases(table: ScheduleTable, phases: tuple[AnyPhase, ...]) -> ScheduleTable:
     """Return a table without the cells of these phases, unchanged if it has no such cells."""
-    return table if len(row_order(table, phases)) == 0 else _without_phases(table, phases)
+    return table if len(phase_cells(table, phases)) == 0 else _without_phases(table, phases)
 
 
 @cached_method
@@ -357,7 +357,7 @@ def _whole_numbers(values: Any, name: str) -> Int[NumpyArray, "..."]:
 
 
 @cached_method
-def row_order(table: Content, phases: tuple[AnyPhase, ...]) -> Int[NumpyArray, " cells"]:
+def phase_cells(table: Content, phases: tuple[AnyPhase, ...]) -> Int[NumpyArray, " cells"]:
     """Return the cells that hold one of the phases, row by row in slot order."""
     return np.flatnonzero(is_phase(table.cells.phase, list(phases)).ravel())
 

@@ -281,7 +281,7 @@ class LookaheadSearch(LocalSearch[Gathering]):
     def _relaxed_bound(self) -> float:
         """Return a lower bound [s]: stages gather once, and reductions have their own lane."""
         # Any option gathers each stage at least once; its lane may have more cells.
-        compute = self.table.grammar.compute
+        compute = self.table.grammar.compute_phases
         rows = []
         for row in self._rows:
             stages = dict.fromkeys(op.stage for cell in row for op in cell if op.phase in compute)
@@ -318,7 +318,7 @@ def _worker_options(
     row: Sequence[Cell], grammar: Grammar, sizes: Float[NumpyArray, " stages"]
 ) -> Iterator[_Option]:
     """Yield all options of a worker: residency (stages at once), then lookahead (ops ahead)."""
-    compute = grammar.compute
+    compute = grammar.compute_phases
     cell_stages = [{op.stage for op in cell if op.phase in compute} for cell in row]
     num_stages = len(set().union(*cell_stages))
     for residency in range(max(map(len, cell_stages)), num_stages + 1):
