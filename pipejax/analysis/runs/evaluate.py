@@ -18,8 +18,8 @@ from pipejax.schedules.cells.ops import AT_WORK, IN_I
 from pipejax.schedules.table.held_activations import (
     GATHERED,
     WEIGHT_SHARE,
-    HeldOps,
-    HeldParts,
+    MemoryChanges,
+    MemoryOps,
     is_in_ledger,
     peak_in_flight,
 )
@@ -339,7 +339,7 @@ def activation_memory(
     available = (size + size_in_i) * (1 + _ROUNDING)  # to W: the activation and what I recomputes
     if not ((share >= 0) & (share * size <= available)).all():
         raise wrong("weight_share", f"must be a number from 0 to 1, got {weight_share!r}")
-    ops = HeldOps.from_content(evaluation.table)
+    ops = MemoryOps.from_content(evaluation.table)
     cell = ops.worker, ops.start  # starts are slots here, times [s] below
     ops = ops._replace(start=evaluation.start[cell], end=evaluation.finish[cell])
     arrays = _same_axes(activations, shares, checkpoint_sizes, *recomputed)
@@ -351,7 +351,7 @@ def activation_memory(
         arrays = [np.broadcast_to(array, shape).ravel() for array in arrays]
     size, share, *other_sizes = arrays
     has_work = any(entry.any() for entry in recomputed)
-    parts = HeldParts.from_ops(ops, evaluation.table.grammar, at_work=has_work)
+    parts = MemoryChanges.from_ops(ops, evaluation.table.grammar, at_work=has_work)
     steps = _memory_steps(parts, np.stack([size, share * size, *other_sizes]), evaluation.workers)
     work = np.stack(np.broadcast_arrays(*_same_axes(*recomputed)))
     return ActivationMemory(*steps, activations, shares, checkpoint_sizes, work)
@@ -404,14 +404,14 @@ def gathered_weights(evaluation: Evaluation, *, sizes: Sizes = 1.0) -> GatheredW
     check_types(evaluation=(evaluation, Evaluation))
     size = per_stage("sizes", sizes, (evaluation.stages, 0))  # no axis of microbatches
     # `GATHERED` lists the memory that UNSHARD takes at its start and RESHARD frees at its end
-    ops = HeldOps.from_content(evaluation.table, GATHERED)  # their `start` is still a slot
+    ops = MemoryOps.from_content(evaluation.table, GATHERED)  # their `start` is still a slot
     start, end = (times[ops.worker, ops.start] for times in (evaluation.start, evaluation.finish))
-    parts = HeldParts.from_ledger(ops._replace(start=start, end=end), GATHERED)
+    parts = MemoryChanges.from_ledger(ops._replace(start=start, end=end), GATHERED)
     return GatheredWeights(*_memory_steps(parts, size[None], evaluation.workers))
 
 
 def _memory_steps(
-    parts: HeldParts, sizes: Float[NumpyArray, "parts stages"], num_workers: int
+    parts: MemoryChanges, sizes: Float[NumpyArray, "parts stages"], num_workers: int
 ) -> tuple[NumpyArray, NumpyArray, NumpyArray, NumpyArray, NumpyArray]:
     """Return worker, time [s] and memory of each step, then each worker's peak and its time [s]."""
     held = parts.levels(sizes)

@@ -38,7 +38,7 @@ from pipejax.schedules.cells.ops import (
     Phase,
     ScheduleError,
 )
-from pipejax.schedules.table.held_activations import HeldOps, HeldParts, with_items
+from pipejax.schedules.table.held_activations import MemoryChanges, MemoryOps, with_items
 from pipejax.schedules.table.links import LINKS
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -471,7 +471,7 @@ def _packed_memory(
     """Pack changes of activation memory: moment, worker, index of a size, number of such sizes."""
     # A moment is 2 x op for the start of an op, and 2 x op + 1 for its end. The index of a size is
     # part x count + stage; if sizes differ by microbatch, each (stage, microbatch) is a stage.
-    ops, table = HeldOps.from_content(run.table), run.table
+    ops, table = MemoryOps.from_content(run.table), run.table
     number = op_of_cell[ops.worker * table.num_slots + ops.start]
     moments = ops._replace(start=2 * number, end=2 * number + 1)
     needed_by_w = memory.weight_share * memory.sizes
@@ -481,7 +481,7 @@ def _packed_memory(
         microbatch = table.ops.microbatch[np.isin(table.ops.phase, np.unique(ops.phase))]
         moments = moments._replace(stage=moments.stage * run.microbatches + microbatch)
         count *= run.microbatches
-    parts = HeldParts.from_ops(moments, table.grammar, at_work=bool(memory.at_work.any()))
+    parts = MemoryChanges.from_ops(moments, table.grammar, at_work=bool(memory.at_work.any()))
     return pack(
         {
             "size": with_items(sizes.reshape(len(sizes), -1), parts.items).ravel(),

@@ -24,7 +24,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from pipejax.base.array_types import Array, Bool, Float, Int, NumpyArray
 from pipejax.base.longest_path import run_edges
-from pipejax.schedules.cells.cells import NOWHERE, HeldCells
+from pipejax.schedules.cells.cells import NOWHERE, TableOps
 from pipejax.schedules.cells.dependencies import cell_edges
 from pipejax.schedules.cells.ops import (
     CELL_PHASES,
@@ -135,7 +135,7 @@ def instruct(table: ScheduleTable, sizes: SpmdSizes) -> Instructions:
 class _PlacedOps(NamedTuple):
     """Ops of a table with their slots, workers and buffer entries."""
 
-    ops: HeldCells
+    ops: TableOps
     at: tuple[NumpyArray, NumpyArray, NumpyArray]  # slot, worker, step
     copy: Int[NumpyArray, " ops"]
     entry: Int[NumpyArray, " ops"]

@@ -20,7 +20,7 @@ from pipejax.schedules.heuristics.memory_limited_pipe import (
     zero_bubble_starts,
 )
 from pipejax.schedules.heuristics.timeline import Time, TimedOps, Work, rows_from_starts, run_rows
-from pipejax.schedules.table.held_activations import WEIGHT_SHARE, HeldOps, HeldParts
+from pipejax.schedules.table.held_activations import WEIGHT_SHARE, MemoryChanges, MemoryOps
 from pipejax.schedules.table.slot_simulation import check_host_groups, table_from_ops
 from pipejax.schedules.table.table import ScheduleTable
 
@@ -270,10 +270,10 @@ def _activation_peaks(ops: TimedOps, weight_share: float) -> Float[NumpyArray, "
     tick = ops.tolerance or 1.0  # sums with different rounding errors become equal
     start, end = (np.round(times / tick) for times in (ops.start, ops.end))
     is_recomputed = np.zeros(len(start), bool)
-    held = HeldOps(ops.phase, ops.stage, ops.worker, is_recomputed, start, end)
+    held = MemoryOps(ops.phase, ops.stage, ops.worker, is_recomputed, start, end)
     # sizes of an activation's parts: the whole, the share for W, and the checkpoint (unused)
     sizes = np.outer((1.0, weight_share, 1.0), np.ones(stages))
-    return HeldParts.from_ops(held).peaks(sizes, int(ops.worker.max(initial=-1)) + 1)
+    return MemoryChanges.from_ops(held).peaks(sizes, int(ops.worker.max(initial=-1)) + 1)
 
 
 @published(

@@ -198,7 +198,7 @@ def empty_cells(shape: tuple[int, int]) -> Cells:
     return Cells(*(np.full(shape, empty, np.int32) for empty in EMPTY))
 
 
-class HeldCells(NamedTuple):
+class TableOps(NamedTuple):
     """All ops of a table, row by row; second ops of fused pairs come after all first ops."""
 
     cell: Int[NumpyArray, " ops"]  # cell of the op, worker * slots + slot
@@ -207,9 +207,9 @@ class HeldCells(NamedTuple):
     microbatch: Int[NumpyArray, " ops"]
     pipe: Int[NumpyArray, " ops"]  # pipe of that microbatch
 
-    def take(self, which: NumpyArray) -> "HeldCells":
+    def take(self, which: NumpyArray) -> "TableOps":
         """Return the ops that a mask or an array of indices selects."""
-        return HeldCells(*(field[which] for field in self))
+        return TableOps(*(field[which] for field in self))
 
 
 class Content:
@@ -242,13 +242,13 @@ class Content:
         return int(self.placement.shape[0])
 
     @functools.cached_property
-    def ops(self) -> HeldCells:
+    def ops(self) -> TableOps:
         """Return all ops of the cells, then the second ops of fused pairs."""
         parts = []
         for cells in (self.cells, self.partners):
             occupied = np.flatnonzero(cells.phase)
             parts.append((occupied, *(field.ravel()[occupied] for field in cells)))
-        return HeldCells(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        return TableOps(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     @functools.cached_property
     def used_phases(self) -> tuple[AnyPhase, ...]:

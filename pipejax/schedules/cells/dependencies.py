@@ -10,7 +10,7 @@ import numpy as np
 
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.cached_method import cached_method
-from pipejax.schedules.cells.cells import NOWHERE, Content, HeldCells
+from pipejax.schedules.cells.cells import NOWHERE, Content, TableOps
 from pipejax.schedules.cells.grammar import Edge, Rule
 from pipejax.schedules.cells.ops import WEIGHT_GRADS, AnyPhase, Phase, is_phase
 
@@ -182,7 +182,7 @@ def _stage_edges(content: Content, consumers: Sequence[AnyPhase], producer: Phas
 
 def last_before(
     content: Content, consumers: Sequence[AnyPhase], producers: Sequence[AnyPhase]
-) -> tuple[HeldCells, Int[NumpyArray, " ops"]]:
+) -> tuple[TableOps, Int[NumpyArray, " ops"]]:
     """Find the last producer before each consumer, of the same stage in the same row."""
     # Return (ops of the phases `consumers`, cell of each op's producer or `NOWHERE`). A copy is a
     # stage on one worker: with two pipes, a stage has two copies.
@@ -328,7 +328,7 @@ def versions_held(content: Content) -> Int[NumpyArray, "workers stages"]:
     return np.maximum(held_versions, (content.placement == workers).any(axis=1))
 
 
-def _weight_events(content: Content) -> tuple[NumpyArray, HeldCells]:
+def _weight_events(content: Content) -> tuple[NumpyArray, TableOps]:
     """Return group numbers and ops (forwards, gradients and updates), sorted by group and slot."""
     # a group is a copy of a stage and a run: (worker * stages + stage) * runs + run
     ops = content.ops.take(is_phase(content.ops.phase, (Phase.F, *WEIGHT_GRADS, Phase.U)))

@@ -107,7 +107,7 @@ def is_recomputed(content: Content) -> Bool[NumpyArray, "stages microbatches"]:
     return np.logical_or.reduce([content.op_cells[phase] != NOWHERE for phase in phases])
 
 
-class HeldOps(NamedTuple):
+class MemoryOps(NamedTuple):
     """Ops that take or free memory."""
 
     phase: Int[NumpyArray, " ops"]  # phase code
@@ -118,17 +118,17 @@ class HeldOps(NamedTuple):
     end: Num[NumpyArray, " ops"]
 
     @classmethod
-    def from_content(cls, content: Content, phases: Iterable[AnyPhase] | None = None) -> "HeldOps":
+    def from_content(cls, table: Content, phases: Iterable[AnyPhase] | None = None) -> "MemoryOps":
         """List a table's ops of these phases, by default of all phases that hold activations."""
         # Each op, also of a fused pair, has a duration of one slot.
-        is_held = is_in_ledger(content) if phases is None else is_phase(content.ops.phase, phases)
-        ops = content.ops.take(is_held)
-        recomputed = is_recomputed(content)[ops.stage, ops.microbatch]
-        worker, slot = np.divmod(ops.cell, content.num_slots)
+        is_held = is_in_ledger(table) if phases is None else is_phase(table.ops.phase, phases)
+        ops = table.ops.take(is_held)
+        recomputed = is_recomputed(table)[ops.stage, ops.microbatch]
+        worker, slot = np.divmod(ops.cell, table.num_slots)
         return cls(ops.phase, ops.stage, worker, recomputed, slot, slot + 1)
 
 
-class HeldParts(NamedTuple):
+class MemoryChanges(NamedTuple):
     """Changes of the activation parts that workers hold, sorted by worker, then by time."""
 
     worker: Int[NumpyArray, " changes"]  # ascending
@@ -142,8 +142,8 @@ class HeldParts(NamedTuple):
 
     @classmethod
     def from_ops(
-        cls, ops: HeldOps, grammar: Grammar = USUAL, *, at_work: bool = False
-    ) -> "HeldParts":
+        cls, ops: MemoryOps, grammar: Grammar = USUAL, *, at_work: bool = False
+    ) -> "MemoryChanges":
         """Return the changes of held activations; `at_work` adds parts that only backwards hold."""
         ledger = dict(memory_ledger(grammar.op_phases))
         if at_work:
@@ -153,16 +153,16 @@ class HeldParts(NamedTuple):
     @classmethod
     def from_ledger(
         cls,
-        ops: HeldOps,
+        ops: MemoryOps,
         ledger: Mapping[AnyPhase, tuple[LedgerEntry, ...]],
         items: tuple[float, ...] = (),
-    ) -> "HeldParts":
+    ) -> "MemoryChanges":
         """Return the changes that the ledger's entries make at the starts and ends of ops."""
         changes: list[tuple[NumpyArray, ...]] = []
         used = {*np.unique(ops.phase).tolist()}
         used_entries = {phase: entries for phase, entries in ledger.items() if phase in used}
         for phase, entries in (used_entries or ledger).items():  # never empty, for `concatenate`
-            phase_ops = HeldOps(*(column[ops.phase == phase] for column in ops))
+            phase_ops = MemoryOps(*(column[ops.phase == phase] for column in ops))
             left_by_f = np.where(phase_ops.recomputed, CHECKPOINT, WHOLE)
             for entry in entries:
                 is_left = entry.part == LEFT_BY_F
@@ -210,9 +210,9 @@ Bytes = Float[NumpyArray, " stages"]
 
 def in_flight(table: ScheduleTable, sizes: Bytes | None = None) -> Num[NumpyArray, "workers slots"]:
     """Return the number, or size, of activations that each worker holds in each slot."""
-    ops = HeldOps.from_content(table)
+    ops = MemoryOps.from_content(table)
     on_host = is_phase(ops.phase, table.grammar.host_phases)
-    held = HeldParts.from_ops(HeldOps(*(field[~on_host] for field in ops)), table.grammar)
+    held = MemoryChanges.from_ops(MemoryOps(*(field[~on_host] for field in ops)), table.grammar)
     change = held.change if sizes is None else held.change * sizes[held.stage]
     if held.items:  # an item counts as its share of a whole activation
         change = change * np.array([*np.ones(len(PARTS)), *held.items])[held.part]
@@ -228,26 +228,27 @@ def peak_in_flight(table: ScheduleTable) -> Num[NumpyArray, " workers"]:
 
 def held_in_rows(
     table: ScheduleTable, *, by_microbatch: bool = False, at_work: bool = False
-) -> HeldParts:
+) -> MemoryChanges:
     """Return the changes of held activations along the rows of a table; times are slots.
 
     With `by_microbatch`, stage s and microbatch m have the index s M + m among sizes. `at_work`
     adds the parts that backwards recompute without R.
     """
-    ops = HeldOps.from_content(table)
+    ops = MemoryOps.from_content(table)
     if by_microbatch:
         microbatch = np.maximum(table.ops.microbatch[is_in_ledger(table)], 0)
         ops = ops._replace(stage=ops.stage * table.num_microbatches + microbatch)
     on_host = is_phase(ops.phase, table.grammar.host_phases)
     if not on_host.any():
-        return HeldParts.from_ops(ops, table.grammar, at_work=at_work)
+        return MemoryChanges.from_ops(ops, table.grammar, at_work=at_work)
     # an offload or load starts and ends when the next op that takes time starts:
     #   row F O . B: the next such op of each slot is in slots 0 3 3 3
     takes_time = is_phase(table.phase, table.grammar.busy_phases)
     slot = np.where(takes_time, np.arange(table.num_slots), table.num_slots)
     next_slot = np.minimum.accumulate(slot[:, ::-1], axis=1)[:, ::-1][ops.worker, ops.start]
     start, end = (np.where(on_host, next_slot, time) for time in (ops.start, ops.end))
-    return HeldParts.from_ops(ops._replace(start=start, end=end), table.grammar, at_work=at_work)
+    ops = ops._replace(start=start, end=end)
+    return MemoryChanges.from_ops(ops, table.grammar, at_work=at_work)
 
 
 def gathered_peak(
@@ -280,8 +281,8 @@ def gathered_peak(
             f"sizes must have one entry for each of {table.num_stages} stages, got {sizes!r}",
             "sizes",
         )
-    gathers = HeldOps.from_content(table, GATHERED)
-    return HeldParts.from_ledger(gathers, GATHERED).peaks(size[None], table.num_workers)
+    gathers = MemoryOps.from_content(table, GATHERED)
+    return MemoryChanges.from_ledger(gathers, GATHERED).peaks(size[None], table.num_workers)
 
 
 def static_bytes(

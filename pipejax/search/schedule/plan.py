@@ -13,7 +13,7 @@ from pipejax.engine.lowering.program import HostRun, Program, run_on_host
 from pipejax.engine.pricing import cost_vector
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.heuristics.timeline import TimedOps, rows_from_starts
-from pipejax.schedules.table.held_activations import HeldOps, HeldParts, held_in_rows
+from pipejax.schedules.table.held_activations import MemoryChanges, MemoryOps, held_in_rows
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.schedule.problem import NAMES, PerStage, Problem
@@ -254,6 +254,6 @@ def peaks(problem: Problem, plan: Plan) -> Int[NumpyArray, " workers"]:
     """Return the memory peak of each worker [parts]."""
     ops = timed_ops(problem, plan)
     recomputed = np.zeros(len(ops.phase), bool)
-    held = HeldOps(ops.phase, ops.stage, ops.worker, recomputed, ops.start, ops.end)
+    held = MemoryOps(ops.phase, ops.stage, ops.worker, recomputed, ops.start, ops.end)
     sizes = np.stack([problem.sizes, problem.weight_sizes, problem.sizes])
-    return HeldParts.from_ops(held).peaks(sizes, problem.num_workers)
+    return MemoryChanges.from_ops(held).peaks(sizes, problem.num_workers)
