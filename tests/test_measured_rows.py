@@ -165,6 +165,31 @@ def test_cells_are_parted_as_the_header_has_them(mark, tmp_path):
     assert pj.evaluate(table, pj.read_costs(costs, table)).makespan == pytest.approx(0.010)
 
 
+@pytest.mark.parametrize(
+    ("cells", "seconds"),
+    [
+        (("1,5", "2,5"), 0.004),
+        (("1,500", "0,500"), 0.002),  # 0,500 shows that 1,500 is no thousand
+        (("1,500", "2,500"), None),
+        (("1,500.0", "2,5"), None),
+        (("1,500,000", "2,5"), None),
+    ],
+)
+@pytest.mark.parametrize("form", ["stage;F_ms;B_ms\n0;{};{}\n", 'stage,F_ms,B_ms\n0,"{}","{}"\n'])
+def test_numbers_may_have_decimal_commas_where_these_are_no_thousands(
+    form, cells, seconds, tmp_path
+):
+    costs = tmp_path / "costs.csv"
+    costs.write_text(form.format(*cells))
+    table = pj.schedules.build("gpipe", num_workers=1, num_microbatches=1)
+    if seconds is None:
+        with pytest.raises(ValueError, match="F_ms must be a number of at least 0, got"):
+            pj.read_costs(costs, table)
+    else:
+        times = pj.evaluate(table, pj.read_costs(costs, table))
+        assert times.makespan == pytest.approx(seconds)
+
+
 # The measured tables that come with pipejax: all rows are there, and every one says all it needs
 
 MEASURED = DATA / "measured"

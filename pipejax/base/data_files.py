@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,9 @@ def time_unit(longest: float) -> tuple[float, str]:
     return UNITS[smallest][1], smallest
 
 
+_WITH_COMMA = re.compile(r"-?[\d.]*\d,[\d.,]*(?:e[+-]?\d+)?", re.IGNORECASE)
+
+
 def read_lines(path: Path) -> list[list[str]]:
     """Read a CSV file as a list of lines of cells, the header first; skip empty lines."""
     try:
@@ -189,4 +192,15 @@ def read_lines(path: Path) -> list[list[str]]:
         lines = list(csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=delimiter))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not CSV: {error}") from None
-    return [[cell.strip() for cell in line] for line in lines if any(line)] or [[]]
+    lines = [[cell.strip() for cell in line] for line in lines if any(line)] or [[]]
+    numbers = {cell for line in lines for cell in line if re.fullmatch(_WITH_COMMA, cell)}
+    points = {cell: cell.replace(",", ".") for cell in numbers} if are_decimals(numbers) else {}
+    return [[points.get(cell, cell) for cell in line] for line in lines]
+
+
+def are_decimals(numbers: Set[str]) -> bool:
+    """Return whether the commas in numbers of a table are decimal, and separate no thousands."""
+    # 1,250,000 and 12,500.5 have thousands, 0,500 and 12,5 have not, 12,500 alone may have
+    has_thousands = any("." in text or text.count(",") > 1 for text in numbers)
+    may_have = all(re.fullmatch(r"-?[1-9]\d{0,2}(,\d{3})+", text) for text in numbers)
+    return not (has_thousands or may_have)

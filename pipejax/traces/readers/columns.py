@@ -15,6 +15,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MAX_COUNT, MAX_LISTED, resolve_name, wrong
+from pipejax.base.data_files import are_decimals
 from pipejax.traces.readers.chrome import read_events
 from pipejax.traces.readers.finish import finish_trace
 from pipejax.traces.readers.parts import (
@@ -405,12 +406,10 @@ def _date_seconds(text: str) -> float:
 
 
 def _with_points(cells: Columns) -> Columns:
-    """Return columns with decimal points for commas, unless commas may separate thousands."""
+    """Return columns with points for decimal commas; {} if commas may separate thousands."""
     entries = itertools.chain.from_iterable(column.tolist() for column in cells.values())
     texts = {entry.strip() for entry in entries if isinstance(entry, str) and "," in entry}
-    # 1,250,000 and 12,500.5 have thousands, 0,500 and 12,5 have not, 12,500 may have
-    is_decimal = any(not re.fullmatch(r"-?[1-9]\d{0,2}(,\d{3})+", text) for text in texts)
-    if not is_decimal or any("." in text or text.count(",") > 1 for text in texts):
+    if not are_decimals(texts):
         return {}
     return {
         name: np.array([str(cell).replace(",", ".") for cell in column], object)
