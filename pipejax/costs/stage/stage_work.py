@@ -446,7 +446,8 @@ def memory_bytes(
     Args:
       workload: model, minibatch and parallelism.
       table: the schedule.
-      assigned: layers of each stage; None to assign them by the table's shares.
+      assigned: layers of each stage, as tuning has them; None to assign them by the workload's
+        `pipeline_layout` or the table's shares.
 
     Returns:
       (workers) bytes.
@@ -462,6 +463,7 @@ def memory_bytes(
       100.9 GB
     """
     check_types(workload=(workload, Workload), table=(table, ScheduleTable))
+    check_types(assigned=(assigned, StageLayers, type(None)))
     memory = stage_bytes(workload, table, assigned)
     # bytes of each part of an activation: (stages), or (stages, microbatches)
     parts = np.broadcast_arrays(*map(np.asarray, memory.parts))
