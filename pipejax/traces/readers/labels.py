@@ -57,6 +57,7 @@ GRAMMARS = (
     ("other programs", rf"(?P<phase>[A-Za-z]+){_NUMBER}"),
     ("other programs", rf"(?P<phase>[A-Za-z]+(?:[_-][A-Za-z]+)+?){_NUMBERED}"),
     ("other programs", rf"(?P<phase>[A-Za-z]+){_STAGE}{_NUMBER}"),
+    ("other programs", rf"(?P<phase>[A-Za-z]+){_NUMBERED}{_STAGE}"),
     ("other programs", rf"{_STAGE}[ _.:#,-]*(?P<phase>[A-Za-z]+?){_NUMBER}"),
 )
 FRAMEWORKS = tuple(dict.fromkeys(framework for framework, _ in GRAMMARS))
