@@ -848,6 +848,23 @@ def test_nanoseconds_that_look_like_seconds_are_asked_for(milliseconds, tmp_path
     assert len(read(labelled(tmp_path / "b", [("PP:0F0", 0, 1900)]))) == 1
 
 
+@pytest.mark.parametrize(
+    "label", ["{} 0", "{} microbatch 0 stage {}", "{}_mb0_stage{}", "{} stage {} mb 0"]
+)
+def test_labels_number_ops_in_several_orders(label, tmp_path):
+    for rank in (0, 1):
+        starts = ("Forward", 10 * rank, 9), ("Backward", 50 - 10 * rank, 5)
+        slices = [
+            (label.format(name, rank), start + 100 * step, length)
+            for step in range(2)
+            for name, start, length in starts
+        ]
+        labelled(tmp_path / f"{rank}", slices, rank=rank, world=2)
+    trace = read(tmp_path)
+    assert (cells(trace, 1, 0), cells(trace, 1, 1)) == ("0F0 0B0", "1F0 1B0")
+    assert trace.inferred == ()  # labels number all ops: a first op that repeats begins a step
+
+
 def test_stages_that_labels_do_not_say(tmp_path):
     for rank in (0, 1):
         slices = [("Forward 0", 10 * rank, 9), ("Backward 0", 50 - 10 * rank, 5)]

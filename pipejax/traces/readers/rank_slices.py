@@ -261,7 +261,7 @@ def join_ranks(
         return empty_trace(request.left_out)
     # if labels lack numbers of ops, they are inferred
     forwards = (op for cell in cells for op in cell if op.phase == "F")
-    is_numbered = all(op.microbatch >= 0 and max(op.stage, op.chunk) > NONE for op in forwards)
+    is_numbered = all(op.microbatch >= 0 and {op.stage, op.chunk} != {NONE} for op in forwards)
     # ranks 0, 4, 8, .. of one pipeline, with tensor parallelism of 4: a stride of 4
     stride, file_world = math.gcd(*ranks) or 1, max(rows.world for rows in ranks.values())
     has_replicas = _have_replicas(ranks, cells)
