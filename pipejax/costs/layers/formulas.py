@@ -328,7 +328,8 @@ def buffer_bytes(
     if model.moe is not None:
         expert, shared = model.moe.expert_hidden, model.moe.shared_experts * model.moe.expert_hidden
         etp, gather = layout.expert_tensor, layout.expert_gather
-        weights += moe * (model.mlp_matrices(expert) / etp + model.mlp_matrices(shared) / t)
+        experts = model.mlp_matrices(expert) / etp + model.mlp_matrices(shared) / t
+        weights = weights + moe * experts  # not in place: an operand may be a `Many`
         routed = model.moe.slots * gather * (mlp_parts * expert / etp + 2 * h) / layout.shared_by
         width = _larger(width, moe * routed)
     layer_bytes = tokens * (width + 2 * h)
