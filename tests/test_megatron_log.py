@@ -157,11 +157,11 @@ def test_switches_of_the_model_are_read(tmp_path):
 def test_lines_behind_the_arguments_do_not_overwrite_them(tmp_path):
     later = ["  num_layers ........ 99", "[INFO] [config.py:1]   zero_stage ........ 3"]
     path = log(tmp_path / "train.log", [*later, *LINES])
-    assert MegatronLog.read(path).whole("num_layers") == 32
+    assert MegatronLog.read(path).integer("num_layers") == 32
     assert "zero_stage" not in MegatronLog.read(path).arguments
     bare = [text for text in path.read_text().splitlines() if "arguments --" not in text]
     path.write_text("\n".join(bare))  # no marks: the first value counts
-    assert MegatronLog.read(path).whole("num_layers") == 32
+    assert MegatronLog.read(path).integer("num_layers") == 32
 
 
 @pytest.mark.parametrize("prefix", ["[rank0]:", "0: ", "\x1b[32m", "2025-08-01 07:19:37 "])
@@ -268,7 +268,7 @@ PATH, FIRST = "heterogeneous_layers_config_path", "decoder_first_pipeline_num_la
 WRONG = {
     "tensor_model_parallel_size is not among": {"tensor_model_parallel_size": "left out"},
     "micro_batch_size must be a whole number": {"micro_batch_size": "x"},
-    f"{PATH} x.json: a row cannot": {PATH: "x.json"},
+    f"{PATH} x.json: no column holds it": {PATH: "x.json"},
     "7 first and 0 last layers leave 25, which must divide over 3 workers": {FIRST: 7},
     "bf16 and fp16 are False": {"bf16": False, "fp16": False},
     "its 3 stages must be a multiple of 4 workers": {"pipeline_model_parallel_layout": "Et|t|tL"},

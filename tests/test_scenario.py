@@ -138,7 +138,7 @@ class Draw:
             fields["pipeline_layout"] = "E|t*32|L"
         files, stack = {"model": "llama3-8b", "system": "h100"}, ""
         model = pj.load_model("llama3-8b")
-        if self.rng.random() < 0.3:
+        if not lengths and self.rng.random() < 0.3:
             model = dataclasses.replace(model, sequence=self.rng.choice([512, 4096]))
         if launcher := self.maybe(pick(["Megatron-LM", "Megatron-Bridge", "torchtitan"]), 0.3):
             files["launcher"] = launcher

@@ -250,7 +250,7 @@ def test_files_say_what_levels_take(answer, mistake, tmp_path):
     assert moved == pj.evaluate(table, costs).makespan
     result = answer("tune", "places", *both[1:])
     assert result["value"] <= min(result["baselines"].values())
-    assert "workers-per-node does not" in mistake(*both, "--workers-per-node", 2)
+    assert "workers-per-node has no effect" in mistake(*both, "--workers-per-node", 2)
     with pytest.raises(ValueError, match="places need workers_per_node"):
         pj.read_costs(plain, table, places=(0, 2, 1, 3))
     plain.write_text(times + '"workers_per_node": 2, "message": {"transmit": 1}}')

@@ -71,7 +71,7 @@ def test_a_log_without_columns_says_what_it_lacks(name, tmp_path, mistake):
     missing += ["global_batch"] if LOGS[name][2] else []
     assert f"does not have {', '.join(missing)}: give --columns tensor=..,pipeline=.." in text
     assert ("give the log from its start" in text) is False
-    assert (f"it is a log of {name}" in text) is (name != "Megatron")
+    assert (f"this log of {name}" in text) is (name != "Megatron")
     assert f"log of {name}" in mistake("init", "model", "--from", path, "--force")
 
 
@@ -300,7 +300,7 @@ def test_runs_of_several_sizes_are_refused(form, start, first, second, why, tmp_
     path.write_text(start.format(*first) + lines + start.format(*second) + lines)
     options = "--model", "llama3-8b", "--columns", COLUMNS, "--out", tmp_path / "a.csv"
     text = mistake("init", "rows", "--from", path, *options)
-    assert "it holds 2 runs, as of" in text
+    assert "it holds 2 runs, such as" in text
     assert why in text
 
 
@@ -458,7 +458,7 @@ def test_a_batch_on_other_lines_is_read_and_not_contradicted(name, tmp_path, ans
 def test_uneven_counts_of_sequences_give_no_batch(counts, tmp_path, answer):
     lines = "\n".join(BAR.replace(".0,", ",").format(k, "4.0", n) for k, n in enumerate(counts))
     assert read_log(tmp_path / "a.log", lines, COLUMNS + BATCH, answer)[:3] == (4.0, 16, 3)
-    with pytest.raises(AssertionError, match="does not say global_batch"):
+    with pytest.raises(AssertionError, match="does not have global_batch"):
         read_log(tmp_path / "b.log", lines, COLUMNS, answer)
 
 

@@ -267,7 +267,7 @@ def places(
     if scenario.placed is None:
         raise ValueError(
             "tune places needs a machine of nodes: give --workers-per-node N and --comm with a "
-            "time for each level, a --costs file with workers_per_node, or --model with equal "
+            "time for each level, a --costs file with nodes, or --model with equal "
             "microbatches"
         )
     placed = scenario.placed(table)

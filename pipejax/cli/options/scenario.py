@@ -316,7 +316,7 @@ def _parse_machine(run: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if run.model is None and not (nodes if run.costs is None else read_sizes(run.costs)):
         raise ValueError(
             "--worker-places needs a machine of nodes: give --workers-per-node, a --costs file "
-            "with workers_per_node, or --model"
+            "with nodes, or --model"
         )
     text = run.worker_places
     if not text.endswith(".json"):
