@@ -46,7 +46,7 @@ def layout_json(
             reason = "embedding and head count as layers"
             units = workload.embedding_units + workload.loss_units
             if record.name == "torchtitan" and (sum(layers) + units) % len(layers):
-                reason += "; torchtitan itself has the remaining ones first, without module names"
+                reason += "; torchtitan itself, without module names, gives the first stages more"
         text = " ".join(map(str, layers))
         if len(layers) > MAX_LAYER_COUNTS:  # as runs: 0, 126 x 1, 0
             runs = [(count, len([*same])) for count, same in itertools.groupby(layers)]

@@ -64,8 +64,8 @@ class MegatronLog(NamedTuple):
         if isinstance(log, TrainerLog):
             raise ValueError(
                 f"{path}: it lists no arguments such as `num_layers ..... 48`: it is a log of "
-                f"{log.trainer.name}, which says no sizes of a model; give its rows one: `pipejax "
-                f"init rows --from {path} --model NAME`, of `pipejax schedules --models` or a file "
+                f"{log.trainer.name}, which says no sizes of a model; give `pipejax init rows "
+                f"--from {path} --model NAME` a NAME of `pipejax schedules --models`, or a file "
                 "that `pipejax init model --from config.json` writes"
             )
         return log
