@@ -104,9 +104,8 @@ def trace(
         before_command = [plain(line) for line in lines]
     elif analysis.advice is not None:
         next_commands = _next_commands(saved, analysis)
-    explain_options = written("stage_layers", "schedules", "launcher", "search")
-    explain_command = command_of_scenario(saved, "explain", **explain_options)
-    texts = before_command, step_commands, explain_command
+    more = written("stage_layers", "schedules", "launcher", "search")
+    texts = before_command, step_commands, command_of_scenario(saved, "explain", **more)
     view = [*trace_report.trace_view(analysis, result, *texts)]
     if save.written is not None:
         names = {path.name for path in save.written.iterdir()}
