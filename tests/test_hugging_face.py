@@ -198,6 +198,10 @@ def test_keys_that_are_not_read_are_named(tmp_path):
     assert "attention_chunk_size 8192 is not read" in notes(**SCOUT)
     quantized = notes(**LLAMA, quantization_config={"bits": 4})
     assert "quantization_config {'bits': 4} is not read" in quantized
+    for name in ("torch_dtype", "dtype"):
+        wide = f"{name} float32 is not read: weights have bytes_per_element"
+        assert wide in notes(**LLAMA, **{name: "float32"})
+        assert name not in notes(**LLAMA, **{name: "float16"})
     assert "1 unknown, not read: num_new_layers 3" in notes(**LLAMA, num_new_layers=3)
     biased = notes(**LLAMA, attention_bias=True)
     assert "attention_bias: the bias of attention's output projection is left out" in biased
