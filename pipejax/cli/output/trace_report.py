@@ -448,13 +448,14 @@ def _name(row: Mapping[str, Any]) -> str:
 def _budget(budgets: Sequence[StepBudget]) -> Iterator[object]:
     """Yield the parts of a mean step of all ranks."""
     if budgets:
-        parts = np.sum([budget[3:8] for budget in budgets], axis=0)
+        times = [[getattr(budget, name) for name in BUDGET_PARTS] for budget in budgets]
+        parts = np.sum(times, axis=0)  # over steps and ranks
         shares = zip(BUDGET_PARTS.values(), (parts / parts.sum()).tolist(), strict=True)
         texts = ", ".join(f"{name} {percent(share)}" for name, share in shares)
         yield plain(f"time of devices: {texts}")
 
 
-BUDGET_PARTS = {name: name.replace("_", "-") for name in StepBudget._fields[3:8]}
+BUDGET_PARTS = {name: name.replace("_", "-") for name in StepBudget._fields[3:8]}  # sum to a step
 LEFT_OUT = (
     Column("part", "what", escape),
     Column("reason", "why", escape),

@@ -335,9 +335,8 @@ class TrainerLog(NamedTuple):
                 raise ValueError(f"{self.path}: steps have {sizes_text}: give steps of one size")
         for line in lines:
             batch = self._whole_batch(line["batch"], columns) if "batch" in line else run_batch
-            sequences_per_second = (
-                line.get("samples") or line.get("tokens", 0) * accelerators / sequence
-            )
+            tokens = line.get("tokens", 0) * accelerators
+            sequences_per_second = line.get("samples") or tokens / sequence
             if "seconds" in line:
                 seconds = line["seconds"]
             elif line.get("steps"):  # steps per second

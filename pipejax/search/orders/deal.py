@@ -251,7 +251,7 @@ class DealSearch(LocalSearch[list[Deal]]):
         deals = np.concatenate([fixed, random.reshape(NUM_RANDOM, *self._shape)])
         orders = self._first_member + deals  # (deals, steps, replicas, microbatches)
         times = self.times(orders)  # (deals, steps, replicas) [s]
-        self._order, self._times = orders[2].copy(), times[2].copy()
+        self._order, self._times = orders[2].copy(), times[2].copy()  # greedy
         all_steps = np.arange(steps)
         single_replicas = np.tile(np.arange(replicas)[:, None], (steps, 1, 1))
         for _ in range(size):

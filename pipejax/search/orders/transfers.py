@@ -330,7 +330,7 @@ class TransferSearch(LocalSearch[TransferOrder]):
         if not LINK_MODELS[links.model].is_rendezvous:
             raise wrong("link", f"must be rendezvous, where order matters, got {links.model!r}")
         links.check_known(("model", "queues", "host_links"), "order")
-        self._arguments = costs, links
+        self._costs, self._links = costs, links
         self.graph = transfer_graph(table, costs, links)
         with np.errstate(over="ignore"):  # the sum of all times bounds every makespan
             check_finite(self.graph.duration.max() * len(self.graph.duration), costs)
@@ -382,14 +382,13 @@ class TransferSearch(LocalSearch[TransferOrder]):
         ordered, makespan = self._run_order(self.best, waits=True)
         if makespan > self.value * (1 + self.precision):  # slower because the end waits for SENDs
             ordered, makespan = self._run_order(self.best, waits=False)
-        best = TransferOrder(self.best, ordered, self._arguments[1], self.free_bound)
+        best = TransferOrder(self.best, ordered, self._links, self.free_bound)
         return best, makespan
 
     def _run_order(self, order: Order | None, *, waits: bool) -> tuple[ScheduleTable, float]:
         """Return a table in an order of transfers (default: PyTorch's), and its makespan [s]."""
-        costs, links = self._arguments
-        ordered = with_transfers(self.graph.table, order, links, waits=waits)
-        return ordered, makespan_on_host(*lower_and_price(ordered, costs, links))
+        ordered = with_transfers(self.graph.table, order, self._links, waits=waits)
+        return ordered, makespan_on_host(*lower_and_price(ordered, self._costs, self._links))
 
     def step(self, iteration: int) -> None:
         """Change the best greedy orders at random `NUM_DRAWS` times; keep the best order."""

@@ -227,7 +227,7 @@ class SplitProgram:
         # coefficients of `begun` of the stage, and of `begun` of the stage before it
         begun, begun_before = np.eye(stages), np.eye(stages, k=-1)
         self._add(on_stage * has_moe, -np.inf, 0.0, begun=-begun)  # has_moe <= begun
-        self._add(on_stage * has_dense, -np.inf, 1.0, begun=begun_before)  # has_dense or begun
+        self._add(on_stage * has_dense, -np.inf, 1.0, begun=begun_before)  # not both
         self._add(np.zeros_like(on_stage), -np.inf, 0.0, begun=begun_before - begun)
         is_earlier_mtp = (self.stage < np.arange(stages)[:, None]) & (self.mtp[self.holding] > 0)
         self._add(on_stage * (layers[self.holding] > 0) + is_earlier_mtp, -np.inf, 1.0)

@@ -136,7 +136,7 @@ class ScheduleModel:
         """Let the solver offload an activation; return the time since which I's worker holds it."""
         # The worker holds an activation from F on. If `is_out`, it holds the activation from F to
         # the end of O, and from L on.
-        model, stage, worker = self.model, key[0], self._worker(*key)
+        (stage, _), model, worker = key, self.model, self._worker(*key)
         forward = self.start["F"][key]
         forward_end = forward + int(self.problem.forward[stage])
         is_out = self.is_offloaded[key] = model.new_bool_var("out {},{}".format(*key))
@@ -173,9 +173,10 @@ class ScheduleModel:
 
     def _send(self, direction: int, key: Key, ready: cp_model.LinearExprT, use: Variable) -> None:
         """Add a message between two stages, as a delay or as an interval on a link."""
-        # `direction` 0 leads from stage key[0] to the next stage, 1 back. The message may start at
+        # `direction` 0 leads from the stage of `key` to the next, 1 back. The message may start at
         # `ready`; the op that starts at `use` waits for it.
-        boundary, pipe = key[0], self._pipe(key[1])
+        boundary, microbatch = key
+        pipe = self._pipe(microbatch)
         index = direction, pipe, boundary
         lag, transmit = int(self.problem.lag[index]), int(self.problem.transmit[index])
         if not transmit:

@@ -235,10 +235,8 @@ class LookaheadSearch(LocalSearch[Gathering]):
             self._try(prefix)
             return
         open_workers = (None,) * (len(self.options) - worker - 1)
-        bounds = [
-            (self._makespan((*prefix, k, *open_workers)), k)
-            for k in range(len(self.options[worker]))
-        ]
+        choices = range(len(self.options[worker]))
+        bounds = [(self._makespan((*prefix, k, *open_workers)), k) for k in choices]
         yield
         for bound, k in sorted(bounds):
             if bound < self.value * (1 - self.precision):
@@ -263,10 +261,8 @@ class LookaheadSearch(LocalSearch[Gathering]):
         return evaluate(table, costs, link=links).makespan
 
     def _build_table(self, options: Sequence[_Option | None]) -> ScheduleTable:
-        rows = [
-            row if option is None else option.row
-            for row, option in zip(self._rows, options, strict=True)
-        ]
+        pairs = zip(self._rows, options, strict=True)  # of a worker: its row, its choice
+        rows = [row if option is None else option.row for row, option in pairs]
         rows = with_host_order(self.table, rows) if self.table.offloads else rows
         return on_sharding_lane(self.table.with_rows(rows), self._lane)
 

@@ -245,7 +245,8 @@ def _rank_rows(process: _Process, cells: Mapping[str, Cell], request: Request) -
     ranges = [entry for entry in process.ranges if not np.isnan(entry.end)]
     slices = [(start, end, numbers[label]) for start, end, _, label, _ in ranges if label in cells]
     if count := sum(entry.label in cells for entry in process.ranges) - len(slices):
-        request.left_out.append(LeftOut(f"ranges of rank {process.rank}", "without end", count))
+        what = f"ranges of rank {process.rank}"
+        request.left_out.append(LeftOut(what, "they have no end", count))
     # PithTrain states the place of a rank, as in "rank=3; pp=1/2 dp=0/1; mbs=1"
     setup = next((entry.label for entry in process.ranges if "; pp=" in entry.label), "")
     axes = {name: (int(k), int(n)) for name, k, n in re.findall(r"(\w+)=(\d+)/(\d+)", setup)}

@@ -197,13 +197,14 @@ def find_non_ops(
     # collective begins when its last member starts.
     trace = pipelines.trace
     by_key = _non_ops_by_key(trace, steps)
-    places, start = [], []
+    places, sort_keys = [], []
     for (replica, worker, name, occurrence), uses in by_key.items():
         is_beside = 2 * sum(use.is_beside for use in uses) > len(uses)
         before = CellCount(int(np.median([use.cells_before for use in uses])))
         places.append(NonOp(name, occurrence, replica, worker, before, is_beside, NONE))
-        start.append(float(np.median([use.start for use in uses])))
-    order = sorted(range(len(places)), key=lambda k: (*places[k][2:6], start[k]))
+        start = float(np.median([use.start for use in uses]))
+        sort_keys.append((replica, worker, before, is_beside, start))
+    order = sorted(range(len(places)), key=sort_keys.__getitem__)
     numbered = _with_groups([places[k] for k in order], trace.workers)
     slices = np.full((len(steps), len(numbered)), NONE)
     for column, (phase, occurrence, replica, worker, *_) in enumerate(numbered):
