@@ -180,7 +180,7 @@ def time_unit(longest: float) -> tuple[float, str]:
     return UNITS[smallest][1], smallest
 
 
-_WITH_COMMA = re.compile(r"-?[\d.]*\d,[\d.,]*(?:e[+-]?\d+)?", re.IGNORECASE)
+_WITH_COMMA = re.compile(r"\s*-?[\d.]*\d,[\d.,]*(?:e[+-]?\d+)?\s*", re.IGNORECASE)
 
 
 def read_lines(path: Path) -> list[list[str]]:
@@ -193,14 +193,17 @@ def read_lines(path: Path) -> list[list[str]]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} is not CSV: {error}") from None
     lines = [[cell.strip() for cell in line] for line in lines if any(line)] or [[]]
-    numbers = {cell for line in lines for cell in line if re.fullmatch(_WITH_COMMA, cell)}
-    points = {cell: cell.replace(",", ".") for cell in numbers} if are_decimals(numbers) else {}
+    points = decimal_points({cell for line in lines for cell in line})
     return [[points.get(cell, cell) for cell in line] for line in lines]
 
 
-def are_decimals(numbers: Set[str]) -> bool:
-    """Return whether the commas in numbers of a table are decimal, and separate no thousands."""
+def decimal_points(cells: Set[str]) -> dict[str, str]:
+    """Return {number with a decimal comma: with a point}; {} if commas may separate thousands."""
     # 1,250,000 and 12,500.5 have thousands, 0,500 and 12,5 have not, 12,500 alone may have
+    numbers = {cell for cell in cells if _WITH_COMMA.fullmatch(cell)}
     has_thousands = any("." in text or text.count(",") > 1 for text in numbers)
-    may_have = all(re.fullmatch(r"-?[1-9]\d{0,2}(,\d{3})+", text) for text in numbers)
-    return not (has_thousands or may_have)
+    if has_thousands or all(
+        re.fullmatch(r"-?[1-9]\d{0,2}(,\d{3})+", text.strip()) for text in numbers
+    ):
+        return {}
+    return {text: text.replace(",", ".") for text in numbers}

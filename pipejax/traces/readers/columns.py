@@ -15,7 +15,7 @@ import numpy as np
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MAX_COUNT, MAX_LISTED, resolve_name, wrong
-from pipejax.base.data_files import are_decimals
+from pipejax.base.data_files import decimal_points
 from pipejax.traces.readers.chrome import read_events
 from pipejax.traces.readers.finish import finish_trace
 from pipejax.traces.readers.parts import (
@@ -153,8 +153,10 @@ def _read_batches(path: Path, request: Request, unstated: set[str]) -> Iterator[
         is_parquet = file.read(4) == b"PAR1"
     read_file = _read_parquet if is_parquet else _read_csv
     for roles, cells, rows in read_file(path, request):
-        time_columns = [roles[role][0] for role in {*_TIMES} & {*roles}]
-        cells |= _with_points({name: cells[name] for name in time_columns})
+        times = {name: cells[name].tolist() for role, (name, _) in roles.items() if role in _TIMES}
+        texts = {cell for column in times.values() for cell in column if isinstance(cell, str)}
+        if points := decimal_points(texts):
+            cells |= {n: np.array([points.get(c, c) for c in times[n]], object) for n in times}
         batch = {"phase": _texts(cells[roles["phase"][0]]), "row": rows}
         for role, (name, unit) in roles.items():
             if role != "phase":
@@ -311,14 +313,13 @@ def _read_json(
 
 def _json_values(path: Path, text: Iterator[str], request: Request) -> Iterator[Any]:
     """Yield the objects of a JSON list, or the value of each line: None if it is damaged."""
-    lines = _undamaged_lines(text, path, request)
+    lines, faults = _undamaged_lines(text, path, request), Counter[str]()
     first = next(lines, "")
+    lines = itertools.chain([first], lines)
     if first.lstrip()[:1] == "[":
-        faults = Counter[str]()
-        yield from read_events(itertools.chain([first], lines), {}, faults)
+        yield from read_events(lines, {}, faults)
         request.left_out.extend(LeftOut(f"parts of {path}", *fault) for fault in faults.items())
-        return
-    for line in itertools.chain([first], lines):
+    for line in lines:  # none after a list
         try:
             yield json.loads(line) if line.strip() else ""
         except (ValueError, RecursionError):
@@ -403,18 +404,6 @@ def _date_seconds(text: str) -> float:
     """Return a date as seconds since 1970, without a time zone as UTC: no clock change cuts it."""
     date = datetime.datetime.fromisoformat(text)
     return date.replace(tzinfo=date.tzinfo or datetime.UTC).timestamp()
-
-
-def _with_points(cells: Columns) -> Columns:
-    """Return columns with points for decimal commas; {} if commas may separate thousands."""
-    entries = itertools.chain.from_iterable(column.tolist() for column in cells.values())
-    texts = {entry.strip() for entry in entries if isinstance(entry, str) and "," in entry}
-    if not are_decimals(texts):
-        return {}
-    return {
-        name: np.array([str(cell).replace(",", ".") for cell in column], object)
-        for name, column in cells.items()
-    }
 
 
 def _convert_or_nan(cell: object, convert: Callable[[Any], float]) -> float:

@@ -120,30 +120,26 @@ def _count_from_zero(columns: Columns, phases: Sequence[str], sizes: RunSizes) -
 def _restart_microbatches(columns: Columns, kind: NumpyArray, sizes: RunSizes) -> list[str]:
     """Renumber microbatches in place, from 0 in each step, if no file says steps but idle times."""
     rows, lanes = np.flatnonzero(kind >= 0), columns.get("worker", columns.get("stage"))
-    if "step" in columns or "microbatch" not in columns or lanes is None:
-        return []
-    if len(np.unique(lanes[rows])) < 2:
+    if "step" in columns or "microbatch" not in columns or lanes is None or not len(rows):
         return []
     lane = number_groups(columns.get("replica", np.zeros(len(lanes))), lanes)[rows]
     order = np.lexsort([columns["start"][rows], lane])
     numbers = columns["microbatch"][rows][order]
     count = int(numbers.max()) + 1
+    if not np.ptp(lane) or count > len(rows):  # one lane, or a damaged number
+        return []
     # A step can begin where every lane has ended all earlier microbatches: a lane that runs
-    # 0 1 0 1 2 3 2 3 begins steps at 0 and 2, and one that runs 0 0 1 1 at all.
-    can_begin = np.arange(count) > 0
+    # 0 1 0 1 2 3 2 3 can begin one at 0 and 2, and one that runs 0 0 1 1 at 0 and 1.
+    can_begin = np.ones(count, bool)
     for run in np.split(numbers, np.flatnonzero(np.diff(lane[order])) + 1):
         earlier, later = np.maximum.accumulate(run)[:-1], np.minimum.accumulate(run[::-1])[-2::-1]
-        can_begin &= np.isin(np.arange(count), later[earlier < later])
-    can_begin[0] = True
+        can_begin &= np.isin(np.arange(count), [0, *later[earlier < later]])
     steps = (size for size in range(1, count) if count % size == 0 and can_begin[::size].all())
     size = next(steps, 1)
     if size == 1 or sizes.microbatches not in (0, size) or sizes.steps not in (0, count // size):
         return []
     columns["microbatch"] = np.where(columns["microbatch"] < 0, NONE, columns["microbatch"] % size)
-    return [
-        f"microbatches are counted over all steps in the files: workers end {size} of them before "
-        "the next"
-    ]
+    return [f"microbatches are counted over all steps: workers end {size} before the next"]
 
 
 # Functions that find the replica and worker of each rank if labels do not state them
