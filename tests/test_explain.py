@@ -459,23 +459,20 @@ def test_memory_costs_what_lies_beyond_the_best_that_fits(answer):
     assert float(percent) == pytest.approx(100 * beyond / result["step_time"], rel=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("text", "settings"),
-    [
-        (
-            "-P 8 -M 16 --minibatch 16 --tensor-parallel 8 --launcher Megatron-LM",
-            {"tensor-overlap": "1"},
-        ),
-        (
-            "-P 4 -M 8 --minibatch 8 --data-parallel 4 -l rendezvous --queues pair "
-            "--memory-limit 70GB",
-            {"overlap": "1", "link": "rendezvous", "queues": "pair", "memory-limit": "70GB"},
-        ),
-        (
-            "-P 2 -M 8 --minibatch 8 --data-parallel 16 --launcher torchtitan",
-            {"stack": "torchtitan-2024"},
-        ),
-    ],
+@with_cases(
+    "text settings",
+    (
+        "-P 8 -M 16 --minibatch 16 --tensor-parallel 8 --launcher Megatron-LM",
+        {"tensor-overlap": "1"},
+    ),
+    (
+        "-P 4 -M 8 --minibatch 8 --data-parallel 4 -l rendezvous --queues pair --memory-limit 70GB",
+        {"overlap": "1", "link": "rendezvous", "queues": "pair", "memory-limit": "70GB"},
+    ),
+    (
+        "-P 2 -M 8 --minibatch 8 --data-parallel 16 --launcher torchtitan",
+        {"stack": "torchtitan-2024"},
+    ),
 )
 def test_the_printed_plan_has_the_settings_of_the_first_remedy(text, settings, answer):
     """A plan at other settings would compare layouts of another run."""

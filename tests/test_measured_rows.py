@@ -165,15 +165,13 @@ def test_cells_are_parted_as_the_header_has_them(mark, tmp_path):
     assert pj.evaluate(table, pj.read_costs(costs, table)).makespan == pytest.approx(0.010)
 
 
-@pytest.mark.parametrize(
-    ("cells", "seconds"),
-    [
-        (("1,5", "2,5"), 0.004),
-        (("1,500", "0,500"), 0.002),  # 0,500 shows that 1,500 is no thousand
-        (("1,500", "2,500"), None),
-        (("1,500.0", "2,5"), None),
-        (("1,500,000", "2,5"), None),
-    ],
+@with_cases(
+    "cells seconds",
+    (("1,5", "2,5"), 0.004),
+    (("1,500", "0,500"), 0.002),  # 0,500 shows that 1,500 is no thousand
+    (("1,500", "2,500"), None),
+    (("1,500.0", "2,5"), None),
+    (("1,500,000", "2,5"), None),
 )
 @pytest.mark.parametrize("form", ["stage;F_ms;B_ms\n0;{};{}\n", 'stage,F_ms,B_ms\n0,"{}","{}"\n'])
 def test_numbers_may_have_decimal_commas_where_these_are_no_thousands(

@@ -9,7 +9,7 @@ import optimum
 import pytest
 import tiny_problems
 from certified import check_solution, get_all, get_first
-from daily import daily
+from daily import daily, with_cases
 
 import pipejax as pj
 from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
@@ -36,14 +36,12 @@ def equal(table, offload=0.0, transfer=0.0):
     )
 
 
-@pytest.mark.parametrize(
-    ("workers", "microbatches", "limit", "offload", "makespan"),
-    [
-        (4, 8, 2, None, 410.0),
-        (4, 8, 1, None, 720.0),  # one microbatch at a time: 8 x (8 x 10 + 10)
-        (4, 8, 4, None, 270.0),  # 30 until the last stage starts, 8 x 30 of work
-        (3, 4, 1, 10.0, 220.0),
-    ],
+@with_cases(
+    "workers microbatches limit offload makespan",
+    (4, 8, 2, None, 410.0),
+    (4, 8, 1, None, 720.0),  # one microbatch at a time: 8 x (8 x 10 + 10)
+    (4, 8, 4, None, 270.0),  # 30 until the last stage starts, 8 x 30 of work
+    (3, 4, 1, 10.0, 220.0),
 )
 def test_known_optima(workers, microbatches, limit, offload, makespan):
     table = pipe(workers, microbatches)

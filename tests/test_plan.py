@@ -114,15 +114,13 @@ TIED = dataclasses.replace(GPT, layers=12, tied_embeddings=True)
 WIDE = {"precision": "fp8", "wide_first": 1, "wide_last": 2}
 
 
-@pytest.mark.parametrize(
-    ("model", "schedules", "shared"),
-    [
-        (TIED, ("1f1b", "chimera", "interleaved-1f1b"), {}),
-        (pj.load_model("deepseek-v3-mtp"), ("1f1b", "dualpipe-v"), {}),
-        (pj.load_model("deepseek-v3"), ("1f1b", "interleaved-1f1b"), WIDE),
-        (pj.load_model("llama3-8b"), ("interleaved-1f1b", "zb-h1"), WIDE),
-        (pj.load_model("mixtral-8x7b"), ("1f1b", "dualpipe"), {}),
-    ],
+@with_cases(
+    "model schedules shared",
+    (TIED, ("1f1b", "chimera", "interleaved-1f1b"), {}),
+    (pj.load_model("deepseek-v3-mtp"), ("1f1b", "dualpipe-v"), {}),
+    (pj.load_model("deepseek-v3"), ("1f1b", "interleaved-1f1b"), WIDE),
+    (pj.load_model("llama3-8b"), ("interleaved-1f1b", "zb-h1"), WIDE),
+    (pj.load_model("mixtral-8x7b"), ("1f1b", "dualpipe"), {}),
 )
 def test_stages_of_one_class_have_the_costs_of_each_of_them(model, schedules, shared):
     """Layouts are priced by classes of stages; `stage_costs` prices every stage of one layout."""
@@ -319,12 +317,10 @@ def test_edge_units_that_change_nothing_are_left_out():
     assert set(result.edge_units[result.stages == 128]) == {1}  # embedding and head stand alone
 
 
-@pytest.mark.parametrize(
-    ("schedule", "exists"),
-    [
-        ("chimera", lambda p, m: p % 2 == m % 2 == 0),
-        ("dualpipe", lambda p, m: p % 2 == m % 2 == 0 and m >= 2 * p),
-    ],
+@with_cases(
+    "schedule exists",
+    ("chimera", lambda p, m: p % 2 == m % 2 == 0),
+    ("dualpipe", lambda p, m: p % 2 == m % 2 == 0 and m >= 2 * p),
 )
 def test_layouts_that_a_schedule_does_not_exist_for_are_left_out(schedule, exists):
     few = {"edge_units": (0,), "zero": (0,), "recompute": ("none",), "tensor": (1, 2)}
@@ -342,9 +338,7 @@ def test_where_nothing_fits_the_nearest_layout_says_what_it_lacks():
         pj.plan(GPT, tiny, **SMALL)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "stages"), [("1f1b", 1), ("interleaved-1f1b", 3), ("zb-h1", 1), ("gpipe", 1)]
-)
+@with_cases("schedule stages", ("1f1b", 1), ("interleaved-1f1b", 3), ("zb-h1", 1), ("gpipe", 1))
 def test_what_workers_hold_with_many_microbatches_is_what_the_whole_table_says(schedule, stages):
     shape = ProgramShape(schedule, 4, stages)
     options = {"stages_per_worker": stages} if stages > 1 else {}

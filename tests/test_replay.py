@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from daily import daily
+from daily import daily, with_cases
 
 import pipejax as pj
 from pipejax.training import (
@@ -196,9 +196,7 @@ def test_equals_an_event_loop_that_stashes_weights(name, case):
 SLOW = pj.Costs(forward=np.array([1.0, 3.0, 0.5, 2.0]), backward=2.0, transmit=1.7)
 
 
-@pytest.mark.parametrize(
-    ("case", "costs"), [("pipedream", UNIT), *((case, SLOW) for case in TABLES)]
-)
+@with_cases("case costs", ("pipedream", UNIT), *((case, SLOW) for case in TABLES))
 def test_samples_see_the_model_of_their_time(case, costs):
     table = build(TABLES[case][0], **TABLES[case][1])
     trained = OBJECTIVES["random"]()
@@ -218,9 +216,10 @@ def latest(history, time, trained):
     return before[-1] if before else np.zeros((trained.num_stages, 2))
 
 
-@pytest.mark.parametrize(
-    ("name", "p", "options"),
-    [("local-sgd", 3, {"runs": 1, "local_steps": 1}), ("pipedream", 1, {})],
+@with_cases(
+    "name p options",
+    ("local-sgd", 3, {"runs": 1, "local_steps": 1}),
+    ("pipedream", 1, {}),
 )
 def test_without_staleness_it_is_sgd(name, p, options):
     trained = random_quadratic(p, dimension=6, num_batches=20, seed=2)
@@ -256,14 +255,12 @@ def test_values_are_gaps_above_the_minimum():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "options", "step_size", "printed"),
-    [
-        ("pipedream", {"admission": "first-stage"}, 1 / 256, 2.731247),
-        ("local-sgd", {"local_steps": 2}, 1 / 32, 19.51762),
-        ("local-sgd", {"local_steps": 5}, 1 / 32, 22.50372),
-        ("local-sgd", {"local_steps": 30}, 1 / 256, 268.6527),
-    ],
+@with_cases(
+    "name options step_size printed",
+    ("pipedream", {"admission": "first-stage"}, 1 / 256, 2.731247),
+    ("local-sgd", {"local_steps": 2}, 1 / 32, 19.51762),
+    ("local-sgd", {"local_steps": 5}, 1 / 32, 22.50372),
+    ("local-sgd", {"local_steps": 30}, 1 / 256, 268.6527),
 )
 def test_nesterovs_quadratic_ends_where_the_published_log_says(name, options, step_size, printed):
     # notebooks/minibatch_sgd.ipynb of github.com/vectozavr/randomized-pipedream (arXiv:2606.03498)

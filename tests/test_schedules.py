@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from daily import daily
+from daily import daily, with_cases
 from hypothesis import given, strategies as st
 from legal_sizes import SLICED, is_legal
 
@@ -141,9 +141,7 @@ def test_numbers_of_numpy_are_numbers():
     assert json.loads(to_json(table))["slots"] == dict(table.slots)
 
 
-@pytest.mark.parametrize(
-    "slots", [{"F": 1e12, "B": 1e12 + 1}, {"F": 1e-7, "B": 3e-7}, {"F": 1e-12, "B": 2e-12}]
-)
+@with_cases("slots", {"F": 1e12, "B": 1e12 + 1}, {"F": 1e-7, "B": 3e-7}, {"F": 1e-12, "B": 2e-12})
 @pytest.mark.parametrize("name", ["1f1b", "chimera", "hanayo"])
 def test_slots_of_any_size_are_drawn(name, slots):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=8, slots=slots)

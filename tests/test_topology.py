@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference
 import strategies
-from daily import daily
+from daily import daily, with_cases
 from hypothesis import given, settings, strategies as st
 from legal_sizes import build
 
@@ -138,9 +138,7 @@ def test_placements_that_cost_the_same_are_run_once():
     assert (result.best.places // 4).tolist() in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
 
 
-@pytest.mark.parametrize(
-    "arguments", [{}, {"data_parallel": 2, "zero": 1}, {"stragglers": {1: 1.5}}]
-)
+@with_cases("arguments", {}, {"data_parallel": 2, "zero": 1}, {"stragglers": {1: 1.5}})
 @pytest.mark.parametrize("name", ["1f1b", "chimera"])
 def test_a_model_at_all_places(name, arguments):
     """Messages, copies of stages and tied embeddings, as each placement by itself has them."""

@@ -91,9 +91,7 @@ def test_a_pipeline_is_replayed_by_its_own_costs(name, link):
     assert np.abs(residuals).max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("name", "link"), [*itertools.product(SCHEDULES, ("delay", "blocking", "rendezvous"))]
-)
+@with_cases("name link", *itertools.product(SCHEDULES, ("delay", "blocking", "rendezvous")))
 def test_links_and_messages_are_found(name, link):
     run, sent = draw_samples(make_table(name), link, transmit=0.2)
     result = replayed(run)
@@ -851,9 +849,7 @@ def test_the_sentence_on_the_mean_step_gives_the_reason_of_its_gap(
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize(
-    "stages", [(35.5, 34.6, 34.6, 37.5), (36, 34, 34, 36.5), (34, 34, 36, 36.5)]
-)
+@with_cases("stages", (35.5, 34.6, 34.6, 37.5), (36, 34, 34, 36.5), (34, 34, 36, 36.5))
 def test_a_healthy_run_has_a_report(answer_and_text, folder, stages, replicas):
     table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=10)
     forward = 1e-3 * np.array(stages)

@@ -848,9 +848,7 @@ def test_nanoseconds_that_look_like_seconds_are_asked_for(milliseconds, tmp_path
     assert len(read(labelled(tmp_path / "b", [("PP:0F0", 0, 1900)]))) == 1
 
 
-@pytest.mark.parametrize(
-    "label", ["{} 0", "{} microbatch 0 stage {}", "{}_mb0_stage{}", "{} stage {} mb 0"]
-)
+@with_cases("label", "{} 0", "{} microbatch 0 stage {}", "{}_mb0_stage{}", "{} stage {} mb 0")
 def test_labels_number_ops_in_several_orders(label, tmp_path):
     for rank in (0, 1):
         starts = ("Forward", 10 * rank, 9), ("Backward", 50 - 10 * rank, 5)
