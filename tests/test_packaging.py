@@ -19,21 +19,7 @@ import pipejax
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ONE = "--schedule 1f1b --workers 4 --microbatches 8 --stage-times F=1,B=2"
-READS_ALL_DATA = """
-import pathlib, sys
-import pipejax as pj
-from pipejax.base.files import provenance
-from pipejax.costs.model.model import model_names
-from pipejax.costs.system.system import system_names
-
-home = pathlib.Path(pj.__file__).parent
-assert home.is_relative_to(sys.prefix), home
-assert len([pj.load_model(name) for name in model_names()]) > 10
-assert len([pj.load_system(name) for name in system_names()]) > 10
-assert (home / "py.typed").exists() and (home / "__init__.pyi").exists()
-assert provenance()["commit"] == "unknown"
-print(pj.__version__, pj.validate(home / "costs/data/measured/korthikanti_a100.csv").time.rows)
-"""
+READS_ALL_DATA = (ROOT / "tests/data/program_on_all_data.txt").read_text()
 
 
 def test_the_version_stands_in_one_place():

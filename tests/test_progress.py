@@ -120,28 +120,13 @@ def test_long_calls_tell(call, last):
         call(3)
 
 
-CELLS = """import time
-import pipejax as pj
-from pipejax.base.progress import telling
-table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
-with telling("work", None) as tell:
-    for done in range(1, 4):
-        time.sleep(0.6)
-        tell(done, 3, "slow")
----
-table
----
-pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0))
----
-pj.search.messages(table, pj.Costs(forward=1.0, backward=2.0), iterations=1).value"""
-
-
 @pytest.mark.slow
-def test_a_notebook_shows_bars_and_tables():
+def test_a_notebook_shows_bars_and_tables(data):
     import nbformat
     from nbclient import NotebookClient
 
-    cells = [nbformat.v4.new_code_cell(text) for text in CELLS.split("\n---\n")]
+    texts = (data / "notebook_cells.txt").read_text().split("\n---\n")
+    cells = [nbformat.v4.new_code_cell(text) for text in texts]
     book = NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=120).execute()
     outputs = [[output.data for output in cell.outputs if "data" in output] for cell in book.cells]
     assert [len(output) for output in outputs] == [1, 1, 1, 1]  # and no error, no stream

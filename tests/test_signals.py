@@ -35,7 +35,8 @@ embedding_units,loss_units,accelerators_per_node,sequence_parallel,overlap,sched
 precision,stack,seconds
 gpt3-175b,8,1,1,1,8,1,1,64,0,0,0,8,1,0,1f1b,none,bf16,megatron-lm-2021,18.13
 """  # every column: a default that is taken is a warning
-JOB = str(Path(__file__).parents[1] / "examples" / "production_job.parquet")
+TESTS = Path(__file__).parent
+JOB = str(TESTS.parent / "examples" / "production_job.parquet")
 JITTERED = shlex.split("--schedules 1f1b,gpipe -T F=1,B=2 --op lognormal:0.1")
 # one command of each kind of work and of file -> (seconds that it takes at most, or is left, its arguments); {} is a folder of its own
 RUNS = {
@@ -144,21 +145,7 @@ def test_a_search_ends_with_the_best_so_far(tmp_path):
     check_whole(tmp_path)
 
 
-ENDING = """
-import hashlib, signal, sys, time
-signal.signal(signal.SIGINT, signal.{start})
-from pipejax.base.progress import if_interrupted
-from pipejax.cli.process import watch_signals
-
-def fail():
-    raise OSError("disk full")
-
-watch_signals()
-with if_interrupted(lambda: {last_words}):
-    sys.stdout.write("ready")
-    sys.stdout.flush()
-    {work}
-"""
+ENDING = (TESTS / "data" / "program_that_ends.txt").read_text()
 DEAF = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"  # like a compiler: it runs no handler
 SWALLOWS = """
     while True:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,25 +25,7 @@ from pipejax.costs.system.system import DATA
 
 # A public report of 2023 on Megatron-LM without Transformer Engine: 7 billion parameters, flash
 # attention, SwiGLU as function and product, dropout; max_memory_allocated on 8 GPUs.
-SEVEN = pj.Model(
-    name="seven",
-    source="a public report of 2023 on Megatron-LM without Transformer Engine",
-    layers=32,
-    hidden=4096,
-    heads=32,
-    kv_heads=32,
-    ffn_hidden=10880,
-    vocabulary=50432,
-    sequence=2048,
-    gated_mlp=True,
-    biases=True,
-    learned_positions=True,
-    tied_embeddings=True,
-    dropout=True,
-    flash_attention=True,
-    gradient_bytes=4,
-    unfused="activation+attention",
-)
+SEVEN = pj.load_model(Path(__file__).parent / "data" / "model_of_7_billion.json")
 PEAKS = [  # GiB; workers, microbatches, minibatch of a pipeline, vocabulary, layout
     (69.1, 1, 128, 256, 50432, {"data_parallel": 8}),
     (55.7, 1, 32, 128, 50432, {"data_parallel": 4, "tensor_parallel": 2}),
