@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from daily import daily, with_cases
+from daily import daily, read_cases, with_cases
 from legal_sizes import SLICED, at_least, build
 
 import pipejax as pj
@@ -75,14 +75,7 @@ def test_brackets_in_names_are_printed_as_they_are(call, tmp_path):
         assert "mine[red]" in call(*command, "--table", table)[1]
 
 
-@with_cases(
-    "workers stragglers says",
-    # a worker without straggler is busy 8 (F + B) = 24 s
-    (4, "2=1.5", "worker 2 is the bottleneck: busy 82.8 %"),  # 36 of 43.5 s
-    (4, "1=1.5,2=1.5", "workers 1 and 2 are the bottleneck"),
-    (4, "2=0.5", "workers 0 and 1 and 3 are the bottleneck: busy 76.2 %"),  # 24 of 31.5 s
-    (12, "2=0.5,3=0.5", "workers 0 and 9 others are the bottleneck"),
-)
+@with_cases("workers stragglers says", *read_cases("equally busy workers"))
 def test_equally_busy_workers_are_named_together(call, workers, stragglers, says):
     run = ["evaluate", "-s", "1f1b", "-P", workers, "-M", "8", "-T", "F=1,B=2"]
     _, out, _ = call(*run, "--stragglers", stragglers)

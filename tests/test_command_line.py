@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 
 from pages.options import DIFFERENT_DEFAULTS, option_defaults, options_page
 from pipejax.base.data_files import read_quantity
@@ -158,14 +158,7 @@ def test_a_detail_is_of_an_option_of_its_command_or_record():
         assert {*details} <= {*inspect.signature(described).parameters} & {*CATALOGUE}, name
 
 
-SPELLED = {
-    "long": ["--schedule", "1f1b", "--workers", "4", "--microbatches", "8", "--json"],
-    "letters": ["-s", "1f1b", "-P", "4", "-M", "8", "-j"],
-    "letters and values": ["-s1f1b", "-P4", "-M8", "-j"],
-    "with =": ["--schedule=1f1b", "-P=4", "-M=8", "-j"],
-    "a flag before a letter": ["-s1f1b", "-P4", "-jM8"],
-    "a flag that is switched off": ["-s1f1b", "-P4", "-jM8", "--slack=false"],
-}
+SPELLED = read_cases("spellings of options")
 
 
 @pytest.mark.parametrize("how", SPELLED)
@@ -301,23 +294,7 @@ def test_a_box_of_parameters_may_have_units(answer):
     assert built[0]["facets"] == built[1]["facets"]
 
 
-@with_cases(
-    "text dimension value",
-    ("40us", "s", 4e-5),
-    ("0.3ms", "s", 0.0003),
-    ("1e-3 s", "s", 1e-3),
-    ("1h", "s", 3600.0),
-    ("40GB", "B", 4e10),
-    ("80GiB", "B", 80 * 2.0**30),
-    ("1.5kB", "B", 1500.0),
-    ("50GB/s", "B/s", 5e10),
-    ("2 GiB/s", "B/s", 2.0**31),
-    ("989.5TFLOP/s", "FLOP/s", 989.5e12),
-    ("5e10", "B/s", None),
-    ("3", "s", None),
-    ("1e-3", "s", None),
-    ("nan", "s", None),
-)
+@with_cases("text dimension value", *read_cases("quantities in SI units"))
 def test_a_quantity_is_read_in_si_units(text, dimension, value):
     assert read_quantity(text, dimension, "--any") == value
 

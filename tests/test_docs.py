@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jupytext
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from public_names import NAMES, public
@@ -169,16 +169,7 @@ def test_a_command_that_could_not_be_run_is_found(line):
         check_line(line)
 
 
-@with_cases(
-    "page fault",
-    ('<a href="gone.html">', "no such file"),
-    ('<a href="#gone">', "no such anchor"),
-    ('<a href="http://pipejax.org">', "not https"),
-    ('<a href="https://nowhere">', "no address"),
-    ('<img src="gone.png">', "no such file"),
-    ('<script src="https://cdn.example.org/a.js"></script>', "fetches"),
-    ('<link rel="stylesheet" href="//fonts.example.org/a.css">', "fetches"),
-)
+@with_cases("page fault", *read_cases("faults of pages"))
 def test_a_fault_of_a_page_is_found(tmp_path, page, fault):
     (tmp_path / "index.html").write_text(page)
     (result,) = faults(tmp_path)

@@ -459,21 +459,7 @@ def test_memory_costs_what_lies_beyond_the_best_that_fits(answer):
     assert float(percent) == pytest.approx(100 * beyond / result["step_time"], rel=1e-2)
 
 
-@with_cases(
-    "text settings",
-    (
-        "-P 8 -M 16 --minibatch 16 --tensor-parallel 8 --launcher Megatron-LM",
-        {"tensor-overlap": "1"},
-    ),
-    (
-        "-P 4 -M 8 --minibatch 8 --data-parallel 4 -l rendezvous --queues pair --memory-limit 70GB",
-        {"overlap": "1", "link": "rendezvous", "queues": "pair", "memory-limit": "70GB"},
-    ),
-    (
-        "-P 2 -M 8 --minibatch 8 --data-parallel 16 --launcher torchtitan",
-        {"stack": "torchtitan-2024"},
-    ),
-)
+@with_cases("text settings", *read_cases("settings of printed plans"))
 def test_the_printed_plan_has_the_settings_of_the_first_remedy(text, settings, answer):
     """A plan at other settings would compare layouts of another run."""
     line = ["-s", "1f1b", "-m", "llama3-8b", "-y", "h100", *text.split()]
@@ -841,18 +827,7 @@ def test_start_and_end_that_save_most_come_first(answer_and_text, tmp_path, exch
         assert text in lines
 
 
-RUNS = [
-    "-s 1f1b -P 4 -M 8 -m llama3-8b -y h100 --minibatch 8 --data-parallel 4 --zero 1",
-    "-s 1f1b -P 4 -M 32 -m mixtral-8x7b -y h200 --minibatch 32 --data-parallel 16 --expert-parallel 8",
-    "-s chimera -P 4 -M 8 -T F=1,B=2 --comm 0.1",
-    "-s dualpipe-v -P 4 -M 8 -T F=1,I=1,W=1 --comm 0.4 --stragglers 2=1.2",
-    "-s interleaved-1f1b -P 4 -M 8 -T F=1,B=2 --comm 0.3 --link rendezvous",
-    "-t examples/schedule.csv -C examples/measured.json",
-    "-s 1f1b -P 8 -M 16 -m gpt-22b -y a100 --minibatch 32 --data-parallel 8 --recompute full",
-]
-
-
-@pytest.mark.parametrize("line", RUNS)
+@with_cases("line", *read_cases("runs with several causes"))
 def test_the_text_has_causes_of_the_json_in_their_order_and_each_share_once(answer_and_text, line):
     line = ("explain", *line.split(), "--schedules", "1f1b,interleaved-1f1b,zb-h1")
     result, text = answer_and_text(*line)
@@ -1007,16 +982,7 @@ def test_a_table_with_the_rows_of_a_schedule_says_so(call, tmp_path, schedule, o
 # F 1 s, I 1 s, W 1 s: of 3 x 64 + 9 + 4 = 205 s, start and end take 9 s under 1f1b, and the exchange
 # 4 s. With V stages per worker both take a V-th, as only the last exchange is waited for; under
 # zb-h1, start and end take 9 - 6 s. torchtitan has V = 2 without names of modules.
-@with_cases(
-    "launcher name schedule saves",
-    (None, "interleaved-1f1b", "interleaved-1f1b, stages per worker 4", 13 * 3 / 4),
-    ("megatron-lm", "interleaved-1f1b", "interleaved-1f1b, stages per worker 4", 13 * 3 / 4),
-    ("torchtitan", "interleaved-1f1b", "interleaved-1f1b, stages per worker 2", 13 / 2),
-    (None, "zb-h1", "zb-h1", 6.0),
-    ("megatron-lm", "zb-h1", " of Megatron-LM", None),  # which it lacks
-    ("torchtitan", "1f1b", " of torchtitan", None),
-    (None, "1f1b", "", None),
-)
+@with_cases("launcher name schedule saves", *read_cases("schedules that shorten ends"))
 def test_the_schedule_that_shortens_ends_is_named(call, tmp_path, launcher, name, schedule, saves):
     path = tmp_path / "costs.json"
     path.write_text(json.dumps({"unit": "seconds", "F": 1, "I": 1, "W": 1, "A": 4}))

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import strategies
-from daily import with_cases
+from daily import read_cases, with_cases
 from hypothesis import given, strategies as st
 from legal_sizes import WHOLE, build
 
@@ -70,14 +70,7 @@ def test_csv_gives_back_the_table_or_says_what_it_lost(case, slots, share, tmp_p
     assert all(name in lost for name in named) if named else not lost
 
 
-LOST = {  # by a CSV, of the tables that are built
-    "chimera": "slot durations",
-    "chimera-asymmetric": "slot durations and stage shares",
-    "naive": "slot durations",
-    "pipedream": "slot durations",
-    "pipedream-2bw": "slot durations and weight rule",
-    "local-sgd": "slot durations and weight rule",
-}
+LOST = read_cases("what a CSV does not hold")
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -145,15 +138,7 @@ def test_a_command_says_what_its_csv_does_not_hold(call, tmp_path):
     assert err.count("\n") == 1
 
 
-@with_cases(
-    "line",
-    ["-T", "F=1e-400,B=1"],
-    ["-T", "F=1,B=1", "--comm", "0.001E-999us"],
-    ["-T", "F=1,B=1", "--pair-factor", "1e-400"],
-    ["-T", "F=1,B=1", "--scale", "F*1e-400"],
-    ["-C", "costs.json"],
-    ["-C", "costs.csv"],
-)
+@with_cases("line", *read_cases("numbers below all floats"))
 def test_numbers_too_small_for_a_float_are_not_zero(line, mistake, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "costs.json").write_text('{"unit": "seconds", "F": [1e-400, 1], "B": 1}')

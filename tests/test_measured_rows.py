@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 
 import pipejax as pj
 from pipejax.analysis.step.step_time import StepTimes
@@ -165,14 +165,7 @@ def test_cells_are_parted_as_the_header_has_them(mark, tmp_path):
     assert pj.evaluate(table, pj.read_costs(costs, table)).makespan == pytest.approx(0.010)
 
 
-@with_cases(
-    "cells seconds",
-    (("1,5", "2,5"), 0.004),
-    (("1,500", "0,500"), 0.002),  # 0,500 shows that 1,500 is no thousand
-    (("1,500", "2,500"), None),
-    (("1,500.0", "2,5"), None),
-    (("1,500,000", "2,5"), None),
-)
+@with_cases("cells seconds", *read_cases("decimal commas"))
 @pytest.mark.parametrize("form", ["stage;F_ms;B_ms\n0;{};{}\n", 'stage,F_ms,B_ms\n0,"{}","{}"\n'])
 def test_numbers_may_have_decimal_commas_where_these_are_no_thousands(
     form, cells, seconds, tmp_path
@@ -299,14 +292,7 @@ def test_ops_that_spread_count_less(a100, tmp_path):
     assert pulled.parameters["compute.efficiency"].value < 0.95 * share
 
 
-@with_cases(
-    "cells message",
-    ("X,0,1,", "op must be one of .*, got 'X'"),
-    ("F,4,1,", "stage must be at most 3, got 4"),
-    ("step,1,1,", "stage needs an op, got stage 1 of a whole step"),
-    ("F,0,0,", "n must be a whole number of at least 1, got 0"),
-    ("F,0,1,-1", "spread must be a number above 0, got '-1'"),
-)
+@with_cases("cells message", *read_cases("mistakes in measured rows"))
 def test_mistakes_are_named(cells, message, tmp_path):
     lines = [("gpt-22b", 8, 4, 1, cells, 0.1, 8)]
     path = write_profile(tmp_path / "x.csv", lines, HEADER + ",global_batch")

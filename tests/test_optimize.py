@@ -9,7 +9,7 @@ import optimum
 import pytest
 import tiny_problems
 from certified import check_solution, get_all, get_first
-from daily import daily, with_cases
+from daily import daily, read_cases, with_cases
 
 import pipejax as pj
 from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
@@ -220,17 +220,7 @@ def test_the_first_solution_needs_no_search_and_each_is_better():
 
 # The value of a search is that of its table, written, read back and evaluated
 
-KINDS = (
-    ("1f1b", 3, 4, {}),
-    ("1f1b", 1, 3, {}),
-    ("gpipe", 2, 3, {}),
-    ("zb-1p", 3, 4, {}),
-    ("pipe-offload", 3, 4, {}),
-    ("interleaved-1f1b", 2, 4, {"stages_per_worker": 2}),
-    ("hanayo", 2, 3, {}),
-    ("chimera", 2, 4, {}),
-    ("chimera-asymmetric", 2, 4, {}),
-)
+KINDS = read_cases("schedules of random problems")
 SCALES = (0.0, 1e-7, 1e-3, 1.0, 1.0, 1.0, 1e3, 1e7)
 
 

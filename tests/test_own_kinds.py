@@ -5,31 +5,15 @@ import re
 
 import numpy as np
 import pytest
-from daily import daily
+from daily import daily, read_cases
 from grammar_tables import TABLES, grammar_table
 
 import pipejax as pj
 from pipejax.analysis.runs.chrome_trace import chrome_trace
 from pipejax.schedules.table.table_files import to_json
 
-TIMES = {
-    "braid": "Fa=1,Fd=.6,Fm=1.25,Bm=2,Bd=.5,Ba=1.5",
-    "vocabulary": "F=1,B=2,Ca=.2,Cb=.2,S=.5,T=.5",
-    "slices": "F=1,B=2",
-    "forward only": "F=1",
-    "graph": "F=1,B=2",
-    "sharded": "F=1,B=2,UNSHARD=.75,REDUCE_GRAD=1.5",
-    "mixed": "F=1,B=2,D=.5,X=.5,Z=.2",
-}
-HAS = {
-    "braid": "kind Fa (attention)",
-    "vocabulary": "kind Ca (broadcast)",
-    "slices": "microbatches in 2 slices",
-    "forward only": "no backward",
-    "graph": "a graph of stages",
-    "sharded": "UNSHARD on lane net",
-    "mixed": "kind D (dispatch)",
-}
+TIMES = read_cases("times of grammars")
+HAS = read_cases("parts of grammars")
 
 
 @pytest.fixture
@@ -75,14 +59,7 @@ def test_commands_know_what_tables_have_of_their_own(command, name, build_case, 
     json.loads(out)
 
 
-REFUSED = {
-    "export": ["--format", "torch-csv", "--out", "x.csv"],
-    "export ": ["--format", "jaxpp", "--out", "x.py"],
-    "export  ": ["--format", "shardy", "--out", "x.py"],
-    "optimize": ["--memory-limit", "4"],
-    "tune messages": [],
-    "run": ["--runtime", "jax"],
-}
+REFUSED = read_cases("commands without grammars")
 
 
 @pytest.mark.parametrize("name", TABLES)

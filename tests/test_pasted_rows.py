@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from daily import read_cases
 
 import pipejax as pj
 from pipejax.schedules.table.table_files import ReadingNotice
@@ -76,22 +77,7 @@ def test_pairs_between_blanks_and_in_lists(tmp_path):
 
 
 OLDER = "its letters are PyTorch's of 2024: B is read as I, BW as B"
-TABLES_OF_2024 = {  # text and makespan with F = I = W = 1, B = 2
-    # 0F0 0-1, 1F0 1-2, 1BW0 2-4, 0BW0 4-6
-    "BW alone": ("0F0,0BW0\n1F0,1BW0\n", 6),
-    # 0F0 0-1, 1F0 1-2, 1B0 2-3, 1W0 3-4, 0B0 3-4, 0W0 4-5
-    "B and W without BW": ("0F0,0B0,0W0\n1F0,1B0,1W0\n", 5),
-    # 0F0 0-1, 1F0 1-2, 1B0 2-3, 0BW0 3-5; SEND_B keeps its B
-    "messages": ("0F0,0SEND_F0,0RECV_B0,0BW0\n1RECV_F0,1F0,1B0,1SEND_B0,1W0\n", 5),
-    # 0F0 0-1, then a pair of 0F1 and 0B0 1-3, 0W0 3-4, 0BW1 4-6
-    "a pair": ("0F0,(0F1;0B0)OVERLAP_F_B,0W0,0BW1\n", 6),
-    "lists": ("[0F0, 0BW0]\n[1F0, 1BW0]\n", 6),
-    # two stages of 4 microbatches, where half of the backwards are split; by an event loop
-    "mixed": (
-        "0F0,0F1,0F2,0B0,0W0,0F3,0BW1,0B2,0W2,0BW3\n1F0,1BW0,1F1,1B1,1W1,1F2,1BW2,1F3,1B3,1W3\n",
-        14,
-    ),
-}
+TABLES_OF_2024 = read_cases("tables in letters of 2024")
 
 
 @pytest.mark.parametrize("form", TABLES_OF_2024)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 from hypothesis import given, strategies as st
 
 import pipejax as pj
@@ -174,13 +174,7 @@ def test_layers_of_stages_are_said_where_they_differ(layers, answer, call, tmp_p
 UNITS = ("--embedding-units", 0, "--loss-units", 0)
 
 
-@with_cases(
-    "stages_per_worker total units layers",
-    (16, 126, (1, 1), "0, 126 x 1, 0"),
-    (16, 127, (1, 0), "0, 127 x 1"),
-    (8, 127, (1, 0), "1, 63 x 2"),
-    (4, 30, (1, 1), "0, 30 x 1, 0"),
-)
+@with_cases("stages_per_worker total units layers", *read_cases("layouts of many stages"))
 def test_layers_of_many_stages_are_said_as_runs(
     stages_per_worker, total, units, layers, answer, tmp_path
 ):
@@ -317,18 +311,7 @@ def test_work_of_a_layout_is_priced_alike_from_its_distinct_stages():
     np.testing.assert_array_equal(costs.transmit[:, 0, places.boundary], expected.transmit)
 
 
-@with_cases(
-    "model degrees cuts",
-    ("llama3-8b", "tensor 8 context 2", ""),
-    ("llama3-8b", "tensor 3", "3-way tensor parallelism does not divide 32 heads"),
-    # 8 divides 96 heads of queries, but not 12 of keys and values
-    ("grouped.json", "tensor 4", ""),
-    ("grouped.json", "tensor 8", "8-way tensor parallelism does not divide 12 heads of keys"),
-    ("grouped.json", "tensor 32", "does not divide 28688 columns of the MLP"),
-    ("llama3-8b", "tensor 16", ""),
-    ("llama3-8b", "context 7", "7-way context parallelism does not divide 8192 tok"),
-    ("mixtral-8x7b", "expert 3 data 3", "3-way expert parallelism does not divide 8 exp"),
-)
+@with_cases("model degrees cuts", *read_cases("degrees that cut unequal parts"))
 def test_degrees_that_cut_unequal_parts_are_named(
     model, degrees, cuts, answer, call, tmp_path, monkeypatch
 ):

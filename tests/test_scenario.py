@@ -8,7 +8,7 @@ import shlex
 
 import numpy as np
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 
 import pipejax as pj
 from pipejax.cli.options.catalogue import CATALOGUE, flag
@@ -295,15 +295,7 @@ def test_edits_apply_in_one_order():
     assert options == {"schedule": "1f1b", "workers": 2, "microbatches": 2, **scaled}
 
 
-@with_cases(
-    "options needed",
-    ("--zero 3", "--data-parallel or --context-parallel"),
-    ("--overlap 0.5", "--data-parallel or --context-parallel"),
-    ("--tensor-overlap 1", "--tensor-parallel"),
-    ("--zero 1 --context-parallel 2", None),
-    ("--overlap 0.5 --data-parallel 2", None),
-    ("--zero 0 --overlap 0", None),
-)
+@with_cases("options needed", *read_cases("options that save nothing"))
 def test_options_that_save_nothing_are_named(call, options, needed):
     run = ("evaluate", "-s", "1f1b", "-P", 4, "-M", 8, "-m", "llama3-8b", "-y", "h100")
     run = (*run, "--minibatch", 8, "--json")

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from daily import daily, with_cases
+from daily import daily, read_cases, with_cases
 from hypothesis import given, strategies as st
 from legal_sizes import SLICED, is_legal
 
@@ -24,20 +24,7 @@ SIZES = [(p, m) for p in (1, 2, 3, 4) for m in (1, 2, 3, 4, 7, 8, 12, 13)]
 SIZES += [(6, m) for m in (1, 7, 12)]
 F, I, W = (pj.Phase[letter] for letter in "FIW")  # noqa: E741
 INSTANT = [pj.Phase[letter] for letter in ("U", "O", "L", "WAIT_O")]
-OPTIONS = {
-    "interleaved-1f1b": [{}, {"stages_per_worker": 3}],
-    "hanayo": [{}, {"waves": 3}],
-    "chimera": [{}, {"pipes": 4}, {"in_flight": 1}],
-    "interleaved-zb": [{}, {"stages_per_worker": 3}],
-    "looped-bfs": [{"stages_per_worker": 4}, {"last_first": True}],
-    "circular": [{}, {"stages_per_worker": 1}],
-    "zero-bubble": [{}, {"memory_limit": 2}],
-    "pipedream": [{}, {"admission": "first-stage"}],
-    "ada-offload": [{"memory_limit": 2}],
-    "pipe-offload": [{"offload_share": 1.0}, {"stages_per_worker": 3, "group_size": 1}],
-    "seq-1f1b": [{}, {"slices": 3}],
-    "slimpipe": [{}, {"stages_per_worker": 3}],
-}
+OPTIONS = read_cases("options of schedules")
 PAIR = pj.Costs(forward=1.0, backward=2.0, transmit=0.25)
 CASES = [(name, options) for name in REGISTRY for options in OPTIONS.get(name, [{}])]
 

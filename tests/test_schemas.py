@@ -8,7 +8,7 @@ import host_runs
 import jsonschema
 import pytest
 from answers import check_schema
-from daily import with_cases
+from daily import read_cases, with_cases
 from test_golden import CLOCK, GOLDEN
 
 import pipejax as pj
@@ -145,23 +145,7 @@ def test_the_command_prints_it(answer, call):
     assert names == [*COMMANDS]
 
 
-HOLDING = [
-    "makespan < 34ms",
-    "makespan = 33 ms",  # sums of times round: 0.033000000000000015 s
-    "makespan <= 33 ms",
-    "makespan >= 33000us",
-    "makespan<=0.033001",
-    "makespan > 32.9 ms",
-    "busy = 24 ms",  # of all entries: M (F + B)
-    "busy[3] <= 24.001ms",
-    "peak_in_flight <= 4",  # 4 3 2 1
-    "peak_in_flight[3] == 1",
-    "bubble_ratio < 28 %",  # (P - 1) / (P - 1 + M) = 3 / 11
-    "bubble_ratio < 0.28",
-    "schedule = 1f1b",
-    "schedule != gpipe",
-    "critical_path.B >= 66 %",
-]
+HOLDING = read_cases("conditions that hold")
 
 
 def test_conditions_that_hold(call):
@@ -171,17 +155,7 @@ def test_conditions_that_hold(call):
     assert json.loads(out)["makespan"] == pytest.approx(0.033)
 
 
-@with_cases(
-    "text message",
-    ("makespan < 30 ms", "makespan is 33 ms, 10 % above 30 ms"),
-    ("makespan > 44ms", "makespan is 33 ms, 25 % below 44 ms"),
-    ("peak_in_flight < 2", "peak_in_flight[0] is 4, 100 % above 2"),
-    ("bubble_ratio < 0.25", "bubble_ratio is 27.3 %, 9.09 % above 25 %"),
-    ("makespan != 33 ms", "makespan is 33 ms"),
-    ("makespan < 33 ms", "makespan is 33 ms"),
-    ("bubble_ratio = 0", "bubble_ratio is 27.3 %"),
-    ("schedule = gpipe", "schedule is 1f1b"),
-)
+@with_cases("text message", *read_cases("conditions that fail"))
 def test_conditions_that_fail(call, text, message):
     code, out, err = call(*RUN, "--assert", text, "--assert", "makespan < 1 h")
     verdict, answer = out.splitlines()[:2]
@@ -195,15 +169,7 @@ def test_each_condition_that_fails_has_its_line(call):
     assert (code, err.count("assert: ")) == (3, 2)
 
 
-@with_cases(
-    "text answer lines",
-    ("suspects.seconds < 0.1 s", {"suspects": []}, ()),  # none is above
-    ("odd_steps < 3", {"odd_steps": []}, ()),
-    ("suspects.seconds < 0.1 s", {"suspects": [{"seconds": 0.05}]}, ()),
-    ("suspects.place.step < 1", {"suspects": [{"place": {}}]}, ("place.step is null",)),
-    ("suspects.seconds < 0.1 s", {"suspects": [{"seconds": 0.2}, {}]}, ("seconds is",)),
-    ("suspects.seconds < 0.1 s", {"suspects": [{}]}, ("seconds is null",)),
-)
+@with_cases("text answer lines", *read_cases("conditions on lists"))
 def test_all_entries_of_a_list_have_to_hold(text, answer, lines):
     """An empty list holds; an entry that lacks the key does not pass in silence."""
     results = verdicts(parse_assertions("trace", [text]), answer)

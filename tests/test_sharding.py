@@ -10,7 +10,7 @@ import grammar_cases
 import numpy as np
 import pytest
 import reference
-from daily import daily, with_cases
+from daily import daily, read_cases, with_cases
 from explorer_cases import explored, unpack
 
 import pipejax as pj
@@ -73,13 +73,7 @@ def test_a_circle_is_named():
     assert {*names} == circle
 
 
-@with_cases(
-    "row why",
-    ("0F0 0UNSHARD 0B0", "0F0 on worker 0 needs weights, and no 0UNSHARD before it"),
-    ("0UNSHARD 0F0 0RESHARD 0B0", "0B0 on worker 0 needs weights, and no 0UNSHARD"),
-    ("0UNSHARD 0UNSHARD 0F0 0B0", "0UNSHARD on worker 0 gathers weights that are there"),
-    ("0RESHARD 0UNSHARD 0F0 0B0", "0RESHARD on worker 0 drops weights that are not there"),
-)
+@with_cases("row why", *read_cases("weights out of turn"))
 def test_weights_out_of_turn_are_refused(row, why):
     make_table(row, lanes={})  # as it was where they stand in the row
     with pytest.raises(pj.ScheduleError, match=why):

@@ -5,7 +5,7 @@ import json
 
 import jax
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 
 import pipejax as pj
 from pipejax.base.progress import Notice
@@ -53,13 +53,7 @@ def test_sections_are_read_in_si_units(tmp_path):
     assert (parameter.name, parameter.value, parameter.unit) == ("host.launch", 50, "us")
 
 
-@with_cases(
-    "section key value",
-    # GB/s, ns and ns, as they were meant
-    ("memory", "bandwidth_TB_per_s", 4000),
-    ("node", "latency_us", 2000),
-    ("network", "latency_us", 10000),
-)
+@with_cases("section key value", *read_cases("numbers far above all machines"))
 def test_a_number_that_no_machine_is_near_to_is_said(section, key, value, tmp_path):
     changes = {section: A100[section] | {key: value}}
     name = f"{section}.{key.split('_')[0]}"
@@ -69,14 +63,7 @@ def test_a_number_that_no_machine_is_near_to_is_said(section, key, value, tmp_pa
     assert read(tmp_path).memory_bandwidth > 0  # and of a usual one nothing: warnings are errors
 
 
-@with_cases(
-    "section key value",
-    # PFLOP/s, TB/s and GB, as they were meant, stand under TFLOP/s, TB/s and GB
-    ("compute", "peak_TFLOP_per_s", 0.312),
-    ("memory", "bandwidth_TB_per_s", 0.002039),
-    ("network", "bandwidth_GB_per_s", 25e-9),
-    ("network", "latency_us", 10e-6),  # seconds
-)
+@with_cases("section key value", *read_cases("numbers far below all machines"))
 def test_a_number_far_below_all_machines_is_said_once(section, key, value, tmp_path, call):
     content = A100 | {section: A100[section] | {key: value}}
     (tmp_path / "mine.json").write_text(json.dumps(content))

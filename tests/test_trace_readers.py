@@ -155,12 +155,7 @@ def test_units_are_stated_by_names_or_by_plausible_times(head, factor, begin, tm
     assert len(notes) == (head == "start,duration")
 
 
-@with_cases(
-    "head factor begin why",
-    ("start,duration", 1.0, 0.0, "ops take 18 in the median; give .*unit=s or .*unit=ms$"),
-    ("ts,dur", 1e3, 0.0, "ops take 1.8e.04 in the median; give .*unit=ms or .*unit=us$"),
-    ("start,dur_ms", 1.0, 0.0, "states the unit of duration, but not of start"),
-)
+@with_cases("head factor begin why", *read_cases("undecided units of times"))
 def test_a_unit_that_nothing_decides_is_asked_for(head, factor, begin, why, tmp_path):
     path = write_ops(tmp_path / "run", head, factor, begin)
     with pytest.raises(ValueError, match=why):
@@ -1104,15 +1099,7 @@ HELD = (
     r"worker ([\d, ]+) seem to include waits: (\d+) of (\d+) begin where the previous slice ended, "
     "and no offset of clocks explains the messages of both directions; record receives"
 )
-RUNS_WITH_WAITS = {  # schedule, its options, workers whose slices hold their waits
-    "gpipe": ("gpipe", {}, range(4)),
-    "1f1b": ("1f1b", {}, range(4)),
-    "interleaved": ("interleaved-1f1b", {"stages_per_worker": 2}, range(4)),
-    "split backwards": ("zb-h1", {}, range(4)),
-    "one rank alone": ("1f1b", {}, [2]),
-    "the last rank alone": ("gpipe", {}, [3]),
-    "the first rank alone": ("1f1b", {}, [0]),
-}
+RUNS_WITH_WAITS = read_cases("slices with waits")
 
 
 @pytest.mark.parametrize("case", RUNS_WITH_WAITS)

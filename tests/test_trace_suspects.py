@@ -7,7 +7,7 @@ import faulty_runs
 import numpy as np
 import pytest
 import trace_truth as truth
-from daily import daily, with_cases
+from daily import daily, read_cases, with_cases
 
 import pipejax as pj
 
@@ -60,13 +60,7 @@ def test_a_stage_that_is_slow_in_all_replicas_is_no_slow_worker(workers, replica
     assert [(suspect.kind, suspect.name) for suspect in result] == [("stage", "1")]
 
 
-@with_cases(
-    "schedule letter stage microbatch worker",
-    ("1f1b", "B", 2, 4, 2),
-    ("gpipe", "F", 0, 7, 0),
-    ("zb-h1", "W", 3, 1, 3),
-    ("interleaved-1f1b", "F", 5, 2, 1),
-)
+@with_cases("schedule letter stage microbatch worker", *read_cases("slow ops of odd steps"))
 def test_an_odd_step_names_the_op_that_took_its_time(schedule, letter, stage, microbatch, worker):
     table = pj.schedules.build(schedule, num_workers=4, num_microbatches=8)
     fields = {"F": "forward", "B": "backward", "W": "weight_grad"}
@@ -147,14 +141,7 @@ def test_the_command_names_suspects(answer_and_text, tmp_path):
     assert {*named[0]} == {"kind", "name", "seconds", "ratio", "z", "why", "place"}
 
 
-@with_cases(
-    "replicas slow_replicas layers kind words",
-    (1, 1, None, "worker", "the remedies here assume that its machine is slow"),
-    (1, 1, [8, 8, 8, 8], "worker", "the remedies here assume that its machine is slow"),
-    (1, 1, [8, 8, 11, 8], "stage", "the remedies here assume that the stage is slow"),
-    (2, 2, None, "stage", "the stage is slow in all 2 replicas"),
-    (2, 1, None, "worker", "stage 2 is not slow in all replicas, so the machine is"),
-)
+@with_cases("replicas slow_replicas layers kind words", *read_cases("readings of a slow place"))
 def test_remedies_read_a_slow_place_as_the_first_line_does(
     replicas, slow_replicas, layers, kind, words, tmp_path, answer_and_text
 ):
@@ -201,16 +188,7 @@ def test_many_microbatches_are_one_line(answer_and_text, tmp_path):
     assert [suspect["kind"] for suspect in result["suspects"]] == ["microbatch"] * 10
 
 
-@with_cases(
-    "name replicas slow text",
-    ("zb-h1", 1, {"weight_grad": 1.9}, ", as its weight gradients (W) take 1.9 times"),
-    ("zb-h1", 1, {"input_grad": 1.7}, ", as its input gradients (I) take 1.7 times"),
-    ("1f1b", 1, {"forward": 1.8}, ", as its forwards (F) take 1.8 times"),
-    ("1f1b", 2, {"backward": 1.5}, ", as its backwards (B) take 1.5 times"),
-    ("1f1b", 2, {"forward": 1.5, "backward": 1.5}, ""),
-    ("zb-h1", 1, {"forward": 1.3, "weight_grad": 1.9}, ""),
-    ("zb-v", 1, {"weight_grad": 1.9}, ", as its weight gradients (W) take 1.9 times"),
-)
+@with_cases("name replicas slow text", *read_cases("slow phases"))
 def test_a_slow_place_names_its_phase_if_only_one_is_slow(name, replicas, slow, text):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=12)
     times = {"forward": 1.0, "backward": 2.0, "input_grad": 1.0, "weight_grad": 1.0}

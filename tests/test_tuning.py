@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from compilations import compilations
-from daily import with_cases
+from daily import read_cases, with_cases
 
 import pipejax as pj
 from pipejax.cli.output.report import SEARCH_FIELDS
@@ -227,17 +227,7 @@ def test_only_the_way_that_is_asked_for_is_paid_for(tune, monkeypatch, method):
     assert ("5 settings: up to 200000" in result["reason"]) == (method is None)
 
 
-@with_cases(
-    "what minibatch workers method reason",
-    # divisors of 32: 6; of 4096: 13; choose(47, 3), choose(47, 7), 13^4 ways
-    ("size", 32, 4, "exhaustive", "6 settings: up to 200000"),
-    ("size", 4096, 16, "exhaustive", "13 settings: up to 200000"),
-    ("layers", 32, 4, "exhaustive", "16215 settings: up to 200000"),
-    ("layers", 32, 8, "local", r"6.29e\+07 settings: more than 200000"),
-    ("recompute", 32, 4, "exhaustive", "28561 settings: up to 200000"),
-    ("size,layers", 32, 4, "exhaustive", "97290 settings: up to 1000000"),  # 6 x 16215
-    ("size,layers", 32, 8, "local", r"3.77e\+08 settings: more than 1000000"),
-)
+@with_cases("what minibatch workers method reason", *read_cases("methods by numbers of settings"))
 def test_the_number_of_settings_chooses_the_method(what, minibatch, workers, method, reason):
     workload = pj.Workload(pj.load_model("gpt-22b"), minibatch, tensor_parallel=8)
     microbatches = 0 if "size" in what else 32

@@ -406,12 +406,7 @@ def test_numbers_of_numpy_are_numbers(kind):
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), True, "2"])
-@with_cases(
-    "name part fields least",
-    ("mixtral-8x7b", "moe", ("experts", "top_k", "expert_hidden"), 1),
-    ("mixtral-8x7b", "moe", ("shared_experts", "dense_layers", "capacity_factor"), 0),
-    ("deepseek-v3", "mla", ("kv_rank", "rope_width", "value_width", "query_rank"), 1),
-)
+@with_cases("name part fields least", *read_cases("smallest sizes of layers"))
 @pytest.mark.usefixtures("unchecked")
 def test_sizes_of_experts_and_latent_attention_are_checked_too(name, part, fields, least, value):
     model = pj.load_model(name)
