@@ -33,10 +33,8 @@ ABOUT = "How long does one LLM training step take under this pipeline schedule o
 def command_function(called: str) -> Callable[..., Any]:
     """Return the function of a command."""
     module, name = PLACES[called].split(".")
-    function: Callable[..., Any] = getattr(
-        importlib.import_module(f"pipejax.cli.commands.{module}"), name
-    )
-    return function
+    commands: Any = importlib.import_module(f"pipejax.cli.commands.{module}")
+    return getattr(commands, name)
 
 
 def summary(called: str) -> str:

@@ -85,9 +85,8 @@ class LineOptions:
             for name, text in read_config(path, self.command, self.takes, self.commands):
                 if name not in on_line:
                     self.values.append((name, text))
-                    value = (
-                        {"implicit_value": True} if bool in self.takes[name] else {"value": text}
-                    )
+                    is_flag = bool in self.takes[name]
+                    value = {"implicit_value": True} if is_flag else {"value": text}
                     options[name].append(Token(keyword=flag(name), source=str(path), **value))
             self._check()
         self._check_effects()
@@ -228,9 +227,8 @@ def _message(error: CycloptsError, command: str) -> str:
     if isinstance(error, UnusedCliTokensError):
         words = " ".join(error.unused_tokens or ())
         return f"unexpected argument: {words}; give it after an option, which --help lists"
-    if isinstance(error, UnknownOptionError) and (
-        option := error.token.keyword or error.token.value
-    ):
+    if isinstance(error, UnknownOptionError):
+        option = error.token.keyword or error.token.value or ""
         names = {name for argument in error.argument_collection for name in argument.names}
         for other in (option.swapcase(), f"{option}s"):  # -s or --schedule, -S or --schedules
             if other in names:

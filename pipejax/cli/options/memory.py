@@ -156,17 +156,14 @@ class MemoryLimit(NamedTuple):
         return cls(values, bool(in_bytes))
 
     def room(
-        self,
-        table: pj.ScheduleTable,
-        activations: ActivationOptions,
-        workload: "pj.Workload | None",
+        self, table: pj.ScheduleTable, sizes: ActivationOptions, workload: "pj.Workload | None"
     ) -> Room:
         """Return the memory of each worker for activations: the limit less static memory."""
         # Raises InfeasibleError if the static memory of a worker alone reaches the limit.
         limits = for_each(self.values, table.num_workers, LIMIT_OPTION, "workers")
         if self.in_bytes and workload is None:
             raise ValueError(f"{LIMIT_OPTION} in bytes needs --model for the bytes of stages")
-        stages = activations.stage_sizes(table, workload if self.in_bytes else None)
+        stages = sizes.stage_sizes(table, workload if self.in_bytes else None)
         if stages.static is None:
             return Room(limits, stages)
         for worker, (limit, static) in enumerate(zip(limits, stages.static, strict=True)):

@@ -162,9 +162,8 @@ def options(described: Described, details: Mapping[str, str] | None = None) -> D
         aliases: tuple[str, ...] = ()
         if name == "figure":  # people also try --plot, and --out if a command writes only a picture
             aliases = ("--plot",) if "out" in kinds else ("--plot", "--out", "-o")
-        kinds[name] = Annotated[
-            kinds[name], parameter(name, kinds[name], command, details.get(name, ""), aliases)
-        ]
+        mark = parameter(name, kinds[name], command, details.get(name, ""), aliases)
+        kinds[name] = Annotated[kinds[name], mark]
     if not is_record:
         return described
     record_class: Any = described

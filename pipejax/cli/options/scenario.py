@@ -83,13 +83,8 @@ def parse_scenario(
         if workload is not None and options.get("weight_share") == workload.weight_share:
             options.pop("weight_share", None)
         fields["options"] = options
-    return pj.Scenario(
-        **fields,
-        costs=costs.costs,
-        link=link,
-        edits=(*settings.edits, *costs.edits),
-        files=costs.files,
-    )
+    edits = (*settings.edits, *costs.edits)
+    return pj.Scenario(**fields, costs=costs.costs, link=link, edits=edits, files=costs.files)
 
 
 def scenario_options(scenario: "pj.Scenario") -> Options:
@@ -147,13 +142,11 @@ def explain_commands(
     )
     # the launcher that the source of the row names, else none, else one whose defaults the row has
     source = str(row.source[0])
-    launchers = sorted(
-        [None, *LAUNCHERS], key=lambda name: name is None or name.partition("-")[0] not in source
-    )
-    for launcher in launchers:
-        named = files if launcher is None else files | {"launcher": launcher}
+    named = [name for name in LAUNCHERS if name.partition("-")[0] in source]
+    for launcher in dict.fromkeys([*named, "", *LAUNCHERS]):
+        launcher_files = files | {"launcher": launcher} if launcher else files
         with suppress(ValueError, OSError):  # the launcher's defaults differ from the row
-            return (command_line(scenario.replace(files=named), "explain"),)
+            return (command_line(scenario.replace(files=launcher_files), "explain"),)
     return ()
 
 
@@ -168,9 +161,8 @@ def _parse_table(run: Any, settings: "TableOptions") -> Options:
         raise ValueError("give --schedule with --workers and --microbatches, or --table FILE")
     if run.name is not None:
         # a table from a file has sizes of its own
-        sizes = dict(zip(SIZES, find(run.name).sizes or (None, None), strict=True))
-        for size in SIZES:
-            if getattr(run, size) is None and sizes[size] is None:
+        for size, default in zip(SIZES, find(run.name).sizes or (None, None), strict=True):
+            if getattr(run, size) is None and default is None:
                 raise ValueError(f"--schedule needs {flag(size)}")
         numbers = {f"num_{size}": getattr(run, size) for size in SIZES}
         return {"schedule": run.name, **numbers}
@@ -304,9 +296,8 @@ def _parse_machine(run: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
         sizes = whole_numbers(per_node)
         if sizes is None:
-            raise ValueError(
-                f"--workers-per-node must be a number, or several as 4,8, got {per_node!r}"
-            )
+            form = "a number, or several as 4,8"
+            raise ValueError(f"--workers-per-node must be {form}, got {per_node!r}")
         nodes = check_sizes(sizes, "--workers-per-node")
     if run.worker_places is None:
         return nodes, ()
@@ -447,9 +438,8 @@ def _parse_model(
             warnings.warn(text, Notice, stacklevel=2)
     workload = pj.Workload(model, run.minibatch, **fields, worker_places=places)
     check_machine(workload, machine)
-    return pj.costing.ModelCosts(
-        workload, machine, stack=software.name, lengths=microbatches.lengths
-    )
+    lengths = microbatches.lengths
+    return pj.costing.ModelCosts(workload, machine, stack=software.name, lengths=lengths)
 
 
 _READERS = {"share": parse_number, "seconds": parse_seconds}  # of texts, by kind of the field
@@ -522,19 +512,16 @@ def _model_options(scenario: "pj.Scenario") -> Options:
     if model.sequence != workload.model.sequence:
         options["sequence"] = workload.model.sequence
         model = dataclasses.replace(model, sequence=workload.model.sequence)
+    launcher, stack, workers = files.get("launcher"), names.get("stack"), scenario.num_workers
     with warnings.catch_warnings():  # the run has warned already
         warnings.simplefilter("ignore")
-        model, software, defaults = launcher_defaults(
-            files.get("launcher"), model, bare, names.get("stack"), scenario.num_workers
-        )
-    for name, loaded, value in (
-        ("model", model, workload.model),
-        ("system", software.on(bare), system),
-    ):
+        model, software, defaults = launcher_defaults(launcher, model, bare, stack, workers)
+    pairs = {"model": (model, workload.model), "system": (software.on(bare), system)}
+    for name, (loaded, value) in pairs.items():
         if loaded != value:
             raise ValueError(f"{name} {names[name]} differs from its file: write it to a new file")
     options["minibatch"] = workload.minibatch
-    defaults = default_overlap(files.get("launcher"), workload.zero) | defaults
+    defaults = default_overlap(launcher, workload.zero) | defaults
     usual_fields = merge_fields(defaults, {"pipeline_layout": workload.pipeline_layout})
     # the layout sets units of embedding and head; without it here, it is written as an option
     usual = pj.Workload(model, workload.minibatch, **usual_fields | {"pipeline_layout": ""})
@@ -560,10 +547,9 @@ def _model_options(scenario: "pj.Scenario") -> Options:
 
 def _parse_microbatches(run: Any) -> "pj.costing.Microbatches":
     """Read lengths, factors and order of the microbatches."""
-    if run.lengths is not None and run.microbatch_scale is not None:
-        raise ValueError("--lengths and --microbatch-scale set the same lengths: give one")
-    if run.lengths is not None and run.sequence is not None:
-        raise ValueError("--lengths and --sequence set the same lengths: give one")
+    for name in ("microbatch_scale", "sequence"):
+        if run.lengths is not None and getattr(run, name) is not None:
+            raise ValueError(f"--lengths and {flag(name)} set the same lengths: give one")
     lengths = None if run.lengths is None else pj.files.read_lengths(run.lengths)
     scale, order = run.microbatch_scale, run.microbatch_order
     return pj.costing.Microbatches(
@@ -592,13 +578,9 @@ def _parse_host_times(run: Any, source: "CostSource") -> "pj.costing.HostTimes":
         if source.workload is None:
             raise ValueError("--offload system needs --model, and a --system with a host_link")
         return pj.costing.HostTimes(None)
-    texts = {"offload": run.offload, "load": run.load}
-    times = {
-        name: tuple(parse_list(text, flag(name), seconds=True))
-        for name, text in texts.items()
-        if text is not None
-    }
-    return pj.costing.HostTimes(times["offload"], times.get("load"), source.workload is not None)
+    offload = tuple(parse_list(run.offload, "--offload", seconds=True))
+    load = None if run.load is None else tuple(parse_list(run.load, "--load", seconds=True))
+    return pj.costing.HostTimes(offload, load, source.workload is not None)
 
 
 BY_LINK = "system"  # as --offload: the time of the system's host link

@@ -506,9 +506,8 @@ class ListedRunOptions(ScheduleSettings, CostOptions, LinkOptions):
     @property
     def listed(self) -> ScheduleList:
         """Find the schedules that are meant."""
-        return ScheduleList.read(
-            self.table_options(), self.schedules, self.tables, self.workers, self.repair
-        )
+        settings = self.table_options()
+        return ScheduleList.read(settings, self.schedules, self.tables, self.workers, self.repair)
 
 
 @options
