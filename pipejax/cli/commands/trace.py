@@ -117,8 +117,10 @@ def trace(
 
 
 def _step_commands(analysis: "pj.results.Analysis") -> dict[str, str]:
-    """Return the commands that find the late ops of odd steps, by step."""
-    names, line = trace_report.steps_with_late_ops(analysis), written_but("save")
+    """Return commands that find the op for which a step is odd, unless its sentence names one."""
+    steps = (suspect for suspect in analysis.suspects if suspect.kind == "step")
+    names = [step.name for step in steps if step.ratio is not None and "; " not in step.why]
+    line = written_but("save")
     return {name: command_line("trace", line | {"only_steps": name}) for name in names}
 
 
@@ -190,8 +192,8 @@ def _as_json(analysis: "pj.results.Analysis", saved: "pj.Scenario", command: str
         forecast_json = pick(forecast, names) | {"median_error": 100 * forecast.median_error}
     remedies: list[dict[str, Any]] = []
     if advice is not None:
-        remedies = trace_report.first_remedy(analysis, command)
-        remedies += remedies_json(advice, {}, saved)
+        first = trace_report.first_remedy(analysis, command)
+        remedies = [*first, *remedies_json(advice, {}, saved)]
     return {
         "steps": len({pipeline.step for pipeline in pipelines.pipelines}),
         "replicas": len({pipeline.replica for pipeline in pipelines.pipelines}),

@@ -23,12 +23,8 @@ ARGUMENTS = {"init": USED_BY, "tune": SETTINGS}  # words beside options, by comm
 def completion_script(shell: str, functions: Mapping[str, Callable[..., Any]]) -> str:
     """Return the script that completes commands, options and names of schedules in a shell."""
     shell_name: Any = resolve_choice(shell, ("bash", "zsh", "fish"), "--completion SHELL")
-    values_by_kind = {
-        "schedules": names(),
-        "models": model_names(),
-        "systems": system_names(),
-        "stacks": stack_names(),
-    }
+    values_by_kind = {"schedules": names(), "models": model_names()}
+    values_by_kind |= {"systems": system_names(), "stacks": stack_names()}
     program = App(name="pipejax", help_flags=(), version_flags=("--version",))
     for command, function in functions.items():
         first, _, second = command.partition(" ")  # "sweep run" is a command of two words

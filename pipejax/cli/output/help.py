@@ -137,9 +137,8 @@ def _panels(
 ) -> Iterator[list[str]]:
     """Yield the lines of each panel, with every option explained."""
     records = {key: record(key, command) for key in CATALOGUE if key in options}
-    column = min(
-        max(len(_option_text(key, entry)) for key, entry in records.items()) + 2, MAX_NAMES_WIDTH
-    )
+    longest = max(len(_option_text(key, entry)) for key, entry in records.items())
+    column = min(longest + 2, MAX_NAMES_WIDTH)
     for title in PANELS:
         rows = [
             (_option_text(key, entry), options[key].help + _default(options[key]))

@@ -60,10 +60,8 @@ def write_table_files(draft: Path, explanation: "Explanation", files: Mapping[in
 
 
 # options of links that a remedy's command repeats, except queues, which `tune messages` chooses
-REPEATED_LINK_OPTIONS = (
-    "link",
-    *(name for name in LINK_OPTIONS if name not in ("model", "queues", "host_links")),
-)
+LINK_FIELDS = (name for name in LINK_OPTIONS if name not in ("model", "queues", "host_links"))
+REPEATED_LINK_OPTIONS = ("link", *LINK_FIELDS)
 # options of `explain` that choose the remedies
 REMEDY_OPTIONS = ("memory_limit", "stage_layers", "schedules", "launcher", "search")
 
@@ -252,11 +250,8 @@ def _other_cause(explanation: "Explanation", shown_first: "Remedy") -> Iterator[
     fault, remedies = explanation.bottleneck, explanation.remedies
     saved = max((r.saves for r in remedies if r.shelf != "hardware"), default=0.0)
     if 0 < saved < (1 - WORTH_COMBINING) * fault.seconds:
-        why = (
-            "launchers move whole layers"
-            if fault.kind == "imbalance"
-            else "the rest needs faster hardware"
-        )
+        reasons = {"imbalance": "launchers move whole layers"}
+        why = reasons.get(fault.kind, "the rest needs faster hardware")
         yield plain(f"settings and schedules save at most {seconds(saved)} of it: {why}")
 
 
@@ -314,10 +309,9 @@ def _effects(explanation: "Explanation") -> Iterator[object]:
     distinct: dict[tuple[float, str], Effect] = {}  # the first of equal effects
     for effect in explanation.effects:
         distinct.setdefault((effect.seconds, effect.part), effect)
-    texts = (
-        f"{leads.get(e.what, f'{e.what} saves')} {seconds(e.seconds)}" for e in distinct.values()
-    )
-    if distinct:
+    effects = distinct.values()
+    texts = [f"{leads.get(e.what, f'{e.what} saves')} {seconds(e.seconds)}" for e in effects]
+    if texts:
         yield plain("; ".join(texts))
 
 
@@ -351,12 +345,10 @@ def advice_details(
         Column("of the step", lambda row: percent(row["seconds"] / (explanation.step_time or 1.0))),
         Column("meaning", "meaning"),
     )
+    causes = (plain(f"{seconds(fault.seconds)}: {fault.why}") for fault in explanation.faults)
     details: dict[str, list[object]] = {
         "parts of the step": [rows_table((part._asdict() for part in parts), columns)],
-        "causes": [
-            *(plain(f"{seconds(fault.seconds)}: {fault.why}") for fault in explanation.faults),
-            *_effects(explanation),
-        ],
+        "causes": [*causes, *_effects(explanation)],
     }
     if not rows:
         return details

@@ -160,10 +160,9 @@ def table_sizes(table: Any) -> dict[str, Any]:
 def heading(sizes: Mapping[str, Any], note: str = "") -> str:
     """Return the heading of a report: the schedule or its file, a note, and sizes."""
     nouns = {"workers": "worker", "stages": "stage", "microbatches": "microbatch"}
-    texts = (f"{sizes[name]} {n if sizes[name] == 1 else name}" for name, n in nouns.items())
-    counts = ", ".join(texts)
+    counts = (f"{sizes[name]} {n if sizes[name] == 1 else name}" for name, n in nouns.items())
     slices = f" in {sizes['slices']} slices" if "slices" in sizes else ""
-    return f"[bold]{schedule_name(sizes)}[/]{note}, {counts}{slices}"
+    return f"[bold]{schedule_name(sizes)}[/]{note}, {', '.join(counts)}{slices}"
 
 
 def schedule_name(sizes: Mapping[str, Any]) -> str:
@@ -176,12 +175,11 @@ STOP_TEXTS = {"time": "--time-limit", "effort": "--effort", "gap": "--gap", "int
 SEARCH_FIELDS = "value lower_bound gap baselines evaluated stopped"  # of every search result
 
 
+Times = Mapping[str, float | None]  # of candidates [s]; None if one cannot run
+
+
 def savings(
-    noun: str,
-    time: str,
-    times: Mapping[str, float | None],
-    best: float,
-    too_large: Collection[str] = (),
+    noun: str, time: str, times: Times, best: float, too_large: Collection[str] = ()
 ) -> TextTable:
     """Make a table of the best candidate of a search and its baselines, with their times [s]."""
     # baselines named in `too_large` do not fit in memory
@@ -307,10 +305,8 @@ def run_search(
     share that a better result could still save.
     """
     limit_seconds = parse_seconds(limit, "--time-limit")
-    with (
-        best_so_far(lambda search: report(search.result("interrupted"))) as keep,
-        progress("searching", iterations) as on_progress,
-    ):
+    stored = best_so_far(lambda search: report(search.result("interrupted")))
+    with stored as keep, progress("searching", iterations) as on_progress:
         keep(search)
         result = search.run(iterations, limit_seconds, on_progress, gap)
     return report(result)

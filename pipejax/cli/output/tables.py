@@ -151,9 +151,8 @@ def _move_unit(header: str, cells: Sequence[str]) -> tuple[str, Sequence[str]]:
         return f"{header} [{units.pop()}]", [numbers.get(cell, "-") for cell in cells]
     if not units <= {*UNITS_BY_DIMENSION["s"]}:
         return header, cells
-    times = {
-        cell: float(n) * UNITS_BY_DIMENSION["s"][unit] for cell, (n, unit) in quantities.items()
-    }
+    units_of_time = UNITS_BY_DIMENSION["s"]
+    times = {cell: float(n) * units_of_time[unit] for cell, (n, unit) in quantities.items()}
     factor, unit = time_unit(max(map(abs, times.values())))
     numbers = {cell: f"{time / factor:.5g}" for cell, time in times.items()}
     return f"{header} [{unit}]", [numbers.get(cell, "-") for cell in cells]

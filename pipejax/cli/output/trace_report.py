@@ -82,12 +82,6 @@ def first_remedy(analysis: "pj.results.Analysis", command: str) -> list[dict[str
     ]
 
 
-def steps_with_late_ops(analysis: "pj.results.Analysis") -> list[str]:
-    """List the odd steps that are slow for an op that the sentence on the step does not name."""
-    steps = (suspect for suspect in analysis.suspects if suspect.kind == "step")
-    return [step.name for step in steps if step.ratio is not None and "; " not in step.why]
-
-
 def trace_view(
     analysis: "pj.results.Analysis",
     result: Mapping[str, Any],
@@ -233,6 +227,7 @@ def _equal_causes(analysis: "pj.results.Analysis") -> Iterator[object]:
         return
     is_replica = "replica" in finding.place or len(trace.replicas) > 1
     places = _paired_places(analysis.pipelines.table, finding) if finding.z else {}
+    slow_stages = [row.place.get("stage") for row in analysis.suspects if row.kind == "stage"]
     if places and not is_replica:
         slow = {"worker": "its machine", "stage": "the stage"}[finding.kind]
         yield plain(
@@ -242,9 +237,7 @@ def _equal_causes(analysis: "pj.results.Analysis") -> Iterator[object]:
         )
     elif places and "replica" not in finding.place:
         yield plain(f"the stage is slow in all {len(trace.replicas)} replicas, so no machine is")
-    elif places and ("stage", places["stage"]) not in {
-        (suspect.kind, suspect.place.get("stage")) for suspect in analysis.suspects
-    }:
+    elif places and places["stage"] not in slow_stages:
         yield plain(f"stage {places['stage']} is not slow in all replicas, so the machine is")
     if not trace.budgets and not (finding.kind == "stage" and is_replica):
         yield plain(
