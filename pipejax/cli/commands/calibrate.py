@@ -170,9 +170,6 @@ def _error_table(parts: Mapping[str, Mapping[str, Any]], title: str) -> TextTabl
     """Make a table of errors [%], a row for each set of predictions in `parts`."""
     rows = ({"part": name, **errors} for name, errors in parts.items())
     percents = ("mape", "median", "p90", "bias", "largest")
-    columns = (
-        Column("part", "part", escape),
-        Column("rows", "rows"),
-        *(Column(name, name, "{:.2f} %".format) for name in percents),
-    )
+    errors_columns = (Column(name, name, "{:.2f} %".format) for name in percents)
+    columns = (Column("part", "part", escape), Column("rows", "rows"), *errors_columns)
     return rows_table(rows, columns, title=title)

@@ -150,10 +150,8 @@ def _view(rows: list[Row], best: Best, link: str, scenario: "pj.Scenario") -> It
         )
     columns = [*(Column(LABELS[name], name) for name in compared), Column("schedule", "schedule")]
     keys = len(columns)
-    columns += [
-        Column("step time", partial(_makespan, best)),
-        Column("longer than the fastest", "above_best", percent),
-    ]
+    columns.append(Column("step time", partial(_makespan, best)))
+    columns.append(Column("longer than the fastest", "above_best", percent))
     if has_details():
         columns += LEVELS
     columns += [

@@ -69,16 +69,11 @@ def explain(
             on_progress=on_progress,
         )
     files = dict(remedies.table_files(explanation, write_tables.path))
-    result = (
-        table_sizes(table)
-        | {"link": scenario.links.model}
-        | _as_json(explanation, files)
-        | layout_json(scenario.model_workload, table, run.launcher)
-    )
+    result = table_sizes(table) | {"link": scenario.links.model} | _as_json(explanation, files)
+    result |= layout_json(scenario.model_workload, table, run.launcher)
     write_tables.save(lambda draft: remedies.write_table_files(draft, explanation, files))
-    details = remedies.advice_details(explanation, result["remedies"]) | {
-        "limits": [*_limits(explanation, result)]
-    }
+    details = remedies.advice_details(explanation, result["remedies"])
+    details["limits"] = [*_limits(explanation, result)]
     if out.path is not None:
         title = f"{table.name}: why a step takes {seconds(explanation.step_time)}"
         text = report_page(explanation, title, _view(explanation, result), details)

@@ -123,9 +123,8 @@ def versus_lines(
         f"{percent(versus.other_slower[1] - 1)} slower",
     }.get(versus.verdict, versus.verdict)
     box = f", for {form.where}" if form.where else ""
-    plan_times = (
-        f" for {_times_text(plans[name])}" if name in plans else "" for name in versus.names
-    )
+    plan_texts = {name: f" for {_times_text(times)}" for name, times in plans.items()}
+    plan_times = (plan_texts.get(name, "") for name in versus.names)
     names = map("".join, zip((first, second), plan_times, strict=True))
     yield f"{' against '.join(names)}: {verdict}{box}"
     sides = (
@@ -260,9 +259,8 @@ def _draw(
         for name, values in zip(others, (regimes.x_values, regimes.y_values), strict=True)
     ]
     named_plans = zip(forms, plans, strict=True)
-    caption = "; ".join(
-        f"{label} planned for {_times_text(times)}" for label, times in named_plans if times
-    )
+    texts = (f"{label} planned for {_times_text(times)}" for label, times in named_plans if times)
+    caption = "; ".join(texts)
     with drawing(figure, 1, HEIGHT, paper) as (picture, axes):
         draw_regions(axes, sides[0], sides[1], regimes.codes, regimes.names)
         picture.supxlabel("\n".join(paper.wrapped(caption)), fontsize=paper.small, parse_math=False)

@@ -169,15 +169,12 @@ def _read_problem(run: OptimizedRun, limit: MemoryLimit) -> "tuple[pj.Scenario, 
     builder = None if run.name is None else pj.schedules.find(run.name)
     if builder is not None and "memory_limit" in builder.options and run.workers is not None:
         # the memory limit of activations, from a table of the same workers
-        table = pj.schedules.build(
-            "1f1b", num_workers=run.workers, num_microbatches=run.microbatches or 1
-        )
+        sizes = {"num_workers": run.workers, "num_microbatches": run.microbatches or 1}
+        table = pj.schedules.build("1f1b", **sizes)
         room = limit.room(table, activations, run.cost_fields.costs.workload)
-        options = settings.options | {
-            "memory_limit": MemoryLimit([room.activations], in_bytes=False),
-            "weight_share": float(room.stages.weight_share.max()),
-        }
-        settings = settings._replace(options=options)
+        planned = MemoryLimit([room.activations], in_bytes=False)
+        limits = {"memory_limit": planned, "weight_share": float(room.stages.weight_share.max())}
+        settings = settings._replace(options=settings.options | limits)
     scenario = required(parse_scenario(run, settings=settings))
     # times of O and L may be used even if the table has none: the search may offload
     table, costs = scenario.table(), scenario.table_costs()

@@ -177,10 +177,8 @@ def _draw(planned: "PlanResult", figure: Output) -> None:
     from pipejax.plots.fronts import Shown, draw_results  # matplotlib is an extra
 
     columns, request = planned.columns(), planned.request
-    sides = [
-        Shown("memory of the fullest accelerator [GB]", columns["memory_bytes"] / 1e9),
-        Shown("step time [s]", columns["step_time"]),
-    ]
+    memory = Shown("memory of the fullest accelerator [GB]", columns["memory_bytes"] / 1e9)
+    sides = [memory, Shown("step time [s]", columns["step_time"])]
     # NaN, a layout that was not evaluated, is not near the best
     is_near = columns["step_time"] <= MAX_STEP_RATIO * planned.best.step_time
     groups = {

@@ -66,11 +66,8 @@ def sensitivity(
         {"name": name, "elasticity": value, "step_times": ends.get(name, (None, None))}
         for name, value in listed
     ]
-    columns = (
-        Column("parameter", "name"),
-        Column("elasticity", "elasticity", "{:+.3g}".format),
-        *_end_columns(factors),
-    )
+    elasticity = Column("elasticity", "elasticity", "{:+.3g}".format)
+    columns = Column("parameter", "name"), elasticity, *_end_columns(factors)
     caption = "elasticity: change of the step time [%] if the parameter is 1 % larger"
     return _answer(result, view, rows, columns, "all parameters", caption)
 
@@ -118,11 +115,8 @@ def _answer_by_place(run: "pj.Evaluation", factors: Factors, figure: Output) -> 
         f"{seconds(first['step_times'][-1])}",
         f"{first['place']} takes {percent(first['share'])} of the critical path",
     ]
-    columns = (
-        *(Column(name, name) for name in ("place", "what")),
-        Column("share of path", "share", percent),
-        *_end_columns(factors),
-    )
+    share = Column("share of path", "share", percent)
+    columns = Column("place", "place"), Column("what", "what"), share, *_end_columns(factors)
     return _answer(result, view, ranked, columns, "all places")
 
 

@@ -28,10 +28,8 @@ def staleness(
     table, link, workload = build(scenario), scenario.links, scenario.workload
     costs = scenario.table_costs() if scenario.has_times else None
     staleness_result = pj.staleness(table, costs, link=link)
-    result = pick(
-        staleness_result,
-        "schedule workers stages microbatches weight_versions own_lag max_delay mean_delay",
-    )
+    names = "schedule workers stages microbatches weight_versions own_lag max_delay mean_delay"
+    result = pick(staleness_result, names)
     counts = staleness_result.histogram()
     result["histogram"] = [
         {"delay": delay, "count": count, "share": count / counts.sum()}
@@ -44,10 +42,9 @@ def staleness(
         result["weight_bytes"] = staleness_result.versions @ version
     if figure.path is not None:
         _draw(figure, staleness_result)
-    details: dict[str, Iterable[object]] = {
-        "workers": [_workers(staleness_result, result.get("weight_bytes"))]
-    }
-    return Answer(result, _view(table, staleness_result, result), details=details)
+    workers = _workers(staleness_result, result.get("weight_bytes"))
+    view = _view(table, staleness_result, result)
+    return Answer(result, view, details={"workers": [workers]})
 
 
 def _view(

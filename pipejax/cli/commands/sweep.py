@@ -67,17 +67,12 @@ def sweep_run(
 
     with if_interrupted(resume_hint), progress("sweep", sweep.num_points) as show:
 
-        def on_progress(points: float, total: float | None, text: str) -> None:
+        def tell(points: float, total: float | None, text: str) -> None:
             done.append(int(points))
             show(points, total, text)
 
         run_sweep(
-            sweep,
-            path,
-            resume=resume,
-            replace=out.force,
-            scheduler=scheduler,
-            on_progress=on_progress,
+            sweep, path, resume=resume, replace=out.force, scheduler=scheduler, on_progress=tell
         ).close()
     out.is_saved = True
     return _run_answer(sweep, path, done[0], time.perf_counter() - start, seconds_compiling(start))
@@ -482,25 +477,22 @@ def draw_front(
 
 
 def _front_names(
-    results: "SweepResults",
-    objective_names: list[str],
-    front: "Points",
-    points: "Sequence[DistinctPoint]",
+    results: "SweepResults", names: list[str], front: "Points", points: "Sequence[DistinctPoint]"
 ) -> tuple[str, list[str]]:
-    """Name the points of a Pareto front by the axes in which they differ."""
+    """Name the points of a front of these objectives by the axes in which they differ."""
     # Returns the heads of these axes and a name for each point of the front. `front` are positions
     # in the flattened results; points of `points` with the same objectives share a name, "a = b".
     heads, columns = [], []
     for axis, labels in results.axes.items():
         scale = display_scale(results.units, axis, labels.tolist())
         cells = [_cell(results, axis, point, scale) for point in points]
-        if axis not in objective_names and len({*cells}) > 1:
+        if axis not in names and len({*cells}) > 1:
             heads.append(head(axis, scale))
             columns.append(cells)
     texts = ["; ".join(cells) for cells in zip(*columns, strict=True)]
     if not texts:
         return "", []
-    objectives = np.stack([np.asarray(results.column(name), float) for name in objective_names])
+    objectives = np.stack([np.asarray(results.column(name), float) for name in names])
     point_objectives = objectives[:, [point.place for point in points]]
     joined = []
     for objective in objectives[:, front].T:

@@ -119,6 +119,7 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
 
     def report(tuned: "pj.results.Found[pj.results.TunedSetting]") -> Answer:
         best = tuned.best
+        sizes = pick(best, "microbatch_size microbatches memory_bytes fits")
         result = {
             "what": what,
             "schedule": scenario.schedule,
@@ -128,10 +129,7 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
             **pick(best, "method reason microbatch_size microbatches"),
             best.method: best.details,
             "step_time": tuned.value,
-            "best": {
-                **pick(best, "microbatch_size microbatches memory_bytes fits"),
-                **best.setting,
-            },
+            "best": {**sizes, **best.setting},
             **pick(tuned, SEARCH_FIELDS),
             "seconds": time.monotonic() - start,
         }

@@ -89,22 +89,15 @@ def messages(
         if result.stopped != "interrupted" or certificate.path is not None:
             bounds = {"path": result.best.free_bound, "queue": result.lower_bound}
             certificate.save_certificate(pj.certificate(best_run, lower_bounds=bounds))
-        data = _messages_as_json(table, result, waits) | {
-            "makespans": makespans,
-            "waits_of": before,
-            "wait": {before: waits.by_worker.sum(), BEST_KEY: best_waits.by_worker.sum()},
-        }
+        sums = {before: waits.by_worker.sum(), BEST_KEY: best_waits.by_worker.sum()}
+        more = {"makespans": makespans, "waits_of": before, "wait": sums}
+        data = _messages_as_json(table, result, waits) | more
         # `export` adds what PyTorch needs beside SEND and RECV
         torch = {"table": str(out.path), "format": "torch-csv", "out": "torch.csv"}
-        return Answer(
-            data,
-            _messages_view(data, result),
-            next=() if out.path is None else (command_line("export", torch),),
-            details={
-                "waiting messages": _waiting(data, worst),
-                "search": search_end(result, "orders tried"),
-            },
-        )
+        next_commands = () if out.path is None else (command_line("export", torch),)
+        ends = search_end(result, "orders tried")
+        details = {"waiting messages": _waiting(data, worst), "search": ends}
+        return Answer(data, _messages_view(data, result), next=next_commands, details=details)
 
     search = TransferSearch(table, costs, rendezvous, seed)
     return run_search(search, iterations, time_limit, report, max_gap)
@@ -267,8 +260,7 @@ def places(
     if scenario.placed is None:
         raise ValueError(
             "tune places needs a machine of nodes: give --workers-per-node N and --comm with a "
-            "time for each level, a --costs file with nodes, or --model with equal "
-            "microbatches"
+            "time for each level, a --costs file with nodes, or --model with equal microbatches"
         )
     placed = scenario.placed(table)
     given_places = places_on(table, scenario.source.worker_places, "--worker-places")
@@ -361,8 +353,7 @@ def lookahead(
         workers = [("worker", range(table.num_workers)), *columns, ("peak gathered", peaks)]
         out.save_table(best.table)
         tables = {"no lookahead": search.plain, "best": best.table}
-        runs = {name: pj.evaluate(t, costs, link=link) for name, t in tables.items()}
-        figure.save_timelines(runs)
+        figure.save_timelines({k: pj.evaluate(t, costs, link=link) for k, t in tables.items()})
         first_line = (
             f"[bold]{seconds(result.value)}[/] per step with --lookahead "
             f"{_range(best.lookahead)} (how many uses ahead a worker gathers weights) and "

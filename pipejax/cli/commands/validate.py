@@ -18,6 +18,7 @@ from pipejax.cli.output.numbers import digits, seconds
 from pipejax.cli.output.report import Answer, pick, plain, progress
 from pipejax.cli.output.tables import Column, rows_table
 
+DATA = "Measured runs. Without a file: all tables of runs that come with pipejax."
 MAX_WORST = 5  # rows with the largest errors
 MAX_GROUPS = 14  # groups in a legend
 TITLES = {"mape": "mean", "median": "median", "p90": "90 % within", "bias": "bias"}
@@ -25,13 +26,7 @@ TITLES = {"mape": "mean", "median": "median", "p90": "90 % within", "bias": "bia
 
 @options
 def validate(
-    *files: Annotated[
-        str,
-        Parameter(
-            name="DATA.csv",
-            help="Measured runs. Without a file: all tables of runs that come with pipejax.",
-        ),
-    ],
+    *files: Annotated[str, Parameter(name="DATA.csv", help=DATA)],
     system: str | None = None,
     stack: str | None = None,
     link: str | None = None,
@@ -138,10 +133,8 @@ def _details(data: Mapping[str, Any]) -> dict[str, Iterable[object]]:
         Column("in 90 % band", "coverage_90", _percent),
     ]
     if any("memory" in row for row in rows):
-        columns += [
-            Column("memory: mean", "memory", lambda errors: _percent(errors["mape"])),
-            Column("bias", "memory", lambda errors: _percent(errors["bias"])),
-        ]
+        columns.append(Column("memory: mean", "memory", lambda part: _percent(part["mape"])))
+        columns.append(Column("bias", "memory", lambda part: _percent(part["bias"])))
     worst = rows_table(data["worst"], WORST, title="rows with the largest errors")
     return {"errors by group": [rows_table(rows, columns)], "worst rows": [worst]}
 
