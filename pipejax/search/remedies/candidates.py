@@ -125,22 +125,14 @@ class Candidate:
 
     def scaled(self, what: str, rules: Sequence[str], *assumes: str) -> "Candidate":
         """Return the candidate with costs scaled by rules such as "F@stage0*1.5"."""
+        # factors get four digits here, so a printed command gives the promised time
+        rules = [_FACTOR.sub(lambda match: f"*{float(match[1]):.4g}", rule) for rule in rules]
         edit = self.scenario.find_edit(ScaledTimes)
         if edit is not None:
             edit.check_places(self.table)
         old_rules = () if edit is None else (edit.rules,)
         edit = ScaledTimes(",".join((*old_rules, *rules)), self.table.num_stages)
         return self.changed(what, self.scenario.pinned().with_edit(edit), *assumes)
-
-    def with_short_factors(self, base: "Candidate") -> "Candidate":
-        """Return the candidate with four digits in scaling factors that `base` does not have."""
-        edit, old = (c.scenario.find_edit(ScaledTimes) for c in (self, base))
-        if edit is None:
-            return self
-        length = 0 if old is None else len(old.rules)
-        new_rules = _FACTOR.sub(lambda match: f"*{float(match[1]):.4g}", edit.rules[length:])
-        edit = dataclasses.replace(edit, rules=edit.rules[:length] + new_rules)
-        return dataclasses.replace(self, scenario=self.scenario.with_edit(edit))
 
     def rebuilt(self, what: str, *assumes: str, **schedule: Any) -> "Candidate":
         """Return the candidate with another schedule or another number of microbatches."""

@@ -499,8 +499,6 @@ class _Shelves:
 
     def remedy(self, kind: str, candidate: Candidate, launchers: Sequence[str]) -> Remedy:
         """Return a candidate as a remedy that the options of these launchers can apply."""
-        # its time is that of the factors in its command
-        candidate = candidate.with_short_factors(self.memory.begin)
         return Remedy(
             kind,
             candidate.what,
