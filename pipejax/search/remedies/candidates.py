@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,8 +124,6 @@ class Candidate:
 
     def scaled(self, what: str, rules: Sequence[str], *assumes: str) -> "Candidate":
         """Return the candidate with costs scaled by rules such as "F@stage0*1.5"."""
-        # factors get four digits here, so a printed command gives the promised time
-        rules = [_FACTOR.sub(lambda match: f"*{float(match[1]):.4g}", rule) for rule in rules]
         edit = self.scenario.find_edit(ScaledTimes)
         if edit is not None:
             edit.check_places(self.table)
@@ -145,9 +142,6 @@ class Candidate:
     ) -> "Candidate":
         """Return the candidate with a table that a search found."""
         return self.changed(what, self.scenario.with_table(table), *assumes, search=search)
-
-
-_FACTOR = re.compile(r"\*\s*([^\s,]+)")  # of a rule such as compute@stage0*1.5
 
 
 def restage_layers(layers: tuple[int, ...], stages: int) -> tuple[int, ...]:
