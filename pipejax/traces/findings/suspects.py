@@ -331,17 +331,17 @@ class _MicrobatchTimes(NamedTuple):
         workers = _places("worker", np.unique(self.worker).tolist())
         # if workers have one stage each, different machines hold a stage in different replicas
         has_machines = stages == len(workers) and len(replicas) > 1
-        suspects = [] if has_machines else self._place_outliers("worker", self.stage_logs, workers)
+        suspects = [] if has_machines else self._outliers("worker", self.stage_logs, workers)
         yield suspects
         slow_workers = {suspect.place["worker"] for suspect in suspects}
-        stage_places = _places("stage", range(stages))
-        slow_stages = self._place_outliers("stage", self.stage_logs, stage_places)
+        slow_stages = self._outliers("stage", self.stage_logs, _places("stage", range(stages)))
         if stages > len(workers):  # slow workers explain their stages
             unexplained = [{*numbers.tolist()} - slow_workers for numbers in self.worker]
             slow_stages = [row for row in slow_stages if unexplained[row.place["stage"]]]
         yield slow_stages
-        microbatches = _places("microbatch", range(count))
-        yield self._place_outliers("microbatch", self.common[:, None], microbatches)
+        yield self._outliers(
+            "microbatch", self.common[:, None], _places("microbatch", range(count))
+        )
         if len(replicas) > 1:
             yield from self._slow_in_replicas(_places("replica", replicas), workers)
         yield self._slow_in_steps(replicas)
@@ -352,12 +352,11 @@ class _MicrobatchTimes(NamedTuple):
         """Yield slow workers of replicas, then replicas, then microbatches of a replica."""
         microbatches = _places("microbatch", range(self.common.shape[1]))
         machines = [{**worker, **replica} for replica in replicas for worker in workers]
-        excess_of_machines = self.stage_logs - _stage_medians(self.stage_logs)
-        yield self._place_outliers("worker", excess_of_machines, machines)
-        yield self._place_outliers("replica", self.logs - _stage_medians(self.logs), replicas)
+        yield self._outliers("worker", self.stage_logs - _stage_medians(self.stage_logs), machines)
+        yield self._outliers("replica", self.logs - _stage_medians(self.logs), replicas)
         excess = self.common - np.median(self.common, axis=0)
         places = [{**row, **replica} for replica in replicas for row in microbatches]
-        yield self._place_outliers("microbatch", excess[:, None], places)
+        yield self._outliers("microbatch", excess[:, None], places)
 
     def _slow_in_steps(self, replicas: Sequence[int]) -> Sequence[Suspect]:
         """Return microbatches that are slower in one step than in other steps of the replica."""
@@ -374,9 +373,7 @@ class _MicrobatchTimes(NamedTuple):
             suspects.append(_suspect("microbatch", place, ratio, z))
         return suspects
 
-    def _place_outliers(
-        self, kind: str, logs: CellLogs, places: Sequence[Place]
-    ) -> Sequence[Suspect]:
+    def _outliers(self, kind: str, logs: CellLogs, places: Sequence[Place]) -> Sequence[Suspect]:
         """Return the places that are outliers even on the stage where they are least slow."""
         logs = np.broadcast_to(logs, self.logs.shape)
         medians, counts = [], []  # median of the least slow stage, fewest microbatches of a stage

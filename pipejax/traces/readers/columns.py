@@ -94,12 +94,10 @@ def _join_batches(
     names = sorted({str(name) for batch in batches for name in np.unique(batch["phase"])})
     position, phases = phase_positions(names, phase_names)
     roles = {role for batch in batches for role in batch} - {"phase"}
-    rows = {
-        role: np.concatenate(
-            [batch.get(role, np.full(len(batch["start"]), np.nan)) for batch in batches]
-        )
-        for role in roles
-    }
+    rows: Columns = {}
+    for role in roles:
+        columns = [batch.get(role, np.full(len(batch["start"]), np.nan)) for batch in batches]
+        rows[role] = np.concatenate(columns)
     rows["phase"] = np.concatenate([_encode(batch["phase"], position) for batch in batches])
     return rows, phases
 

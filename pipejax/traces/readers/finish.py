@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -45,11 +46,8 @@ def finish_trace(
         is_whole = (values >= minimum) & (values == np.rint(values)) & (values < _MAX_NUMBER)
         checks.append((~is_whole, f"its {name} is no whole number of at least {minimum}"))
         columns[name] = np.where(is_whole, values, NONE).astype(np.int64)
-    checks += [
-        (is_op & (columns[name] < 0), f"it is an op and has no {name}")
-        for name in _OP_ROLES
-        if name in columns
-    ]
+    for name in (name for name in _OP_ROLES if name in columns):
+        checks.append((is_op & (columns[name] < 0), f"it is an op and has no {name}"))
     notes = _count_from_zero(columns, phases, request.sizes)
     is_valid, faults = passing_rows(checks, "rows", columns.pop("row", None))
     columns, kind = {name: values[is_valid] for name, values in columns.items()}, kind[is_valid]
@@ -70,14 +68,9 @@ def finish_trace(
     # public traces also give garbage collections a microbatch, which has no meaning
     columns["microbatch"][(kind[is_numbered] < 0) & (columns["stage"] == NONE)] = NONE
     columns["phase"], phases = with_split_backwards(columns, phases)
-    return Trace.from_columns(
-        columns,
-        phases,
-        [*request.left_out, *faults, *surplus],
-        known_workers=request.sizes.workers,
-        inferred=(*inferred, *notes),
-        has_step_clocks=by_step,
-    )
+    left_out = [*request.left_out, *faults, *surplus]
+    fields: Any = {"known_workers": request.sizes.workers, "has_step_clocks": by_step}
+    return Trace.from_columns(columns, phases, left_out, inferred=(*inferred, *notes), **fields)
 
 
 def _count_from_zero(columns: Columns, phases: Sequence[str], sizes: RunSizes) -> list[str]:

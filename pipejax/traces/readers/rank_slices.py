@@ -335,12 +335,7 @@ def _have_replicas(ranks: Mapping[int, Rows], cells: Cells) -> bool:
 
 
 def _place_columns(
-    parts: Sequence[Columns],
-    phases: Sequence[str],
-    places: Places,
-    workers: int,
-    *,
-    is_numbered: bool,
+    parts: list[Columns], phases: Sequence[str], places: Places, workers: int, *, is_numbered: bool
 ) -> Columns:
     """Join the columns of ranks, add replica and worker, and drop columns that no label states."""
     # `is_numbered` says whether labels number all ops but the weight gradients of DualPipeV.

@@ -175,11 +175,8 @@ class Messages:
         free = end[self.other_preds].max(axis=1)
         is_first = (self.other_preds == SOURCE).all(axis=1, keepdims=True)
         is_idle = start - free > self.max_usual_delay
-        strength = np.select(
-            [np.broadcast_to(is_first, ready.shape), ready > free, is_idle],
-            [FIRST, WAITED, IDLE],
-            ARRIVED,
-        )
+        conditions = [np.broadcast_to(is_first, ready.shape), ready > free, is_idle]
+        strength = np.select(conditions, [FIRST, WAITED, IDLE], ARRIVED)
         seconds = (start - ready) / self.scale[self.graph.link[self.message]]
         seconds[np.abs(seconds) < self.rounding] = 0.0
         return MessageEvidence(self.graph.link[self.message], seconds, strength)
