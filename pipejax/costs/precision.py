@@ -179,9 +179,8 @@ def _is_finite(values: NumpyArray) -> bool:
 def on_host(value: Any) -> NumpyArray:
     """Convert a value to a NumPy array; for a multi-process array, only its local part."""
     if is_array(value) and not value.is_fully_addressable:
-        return np.concatenate(
-            [np.asarray(shard.data).ravel() for shard in value.addressable_shards]
-        )
+        shards = [np.asarray(shard.data).ravel() for shard in value.addressable_shards]
+        return np.concatenate(shards)
     return np.asarray(value)
 
 

@@ -146,9 +146,8 @@ class GivenTimes(CostSource):
 
     def _fields(self, table: ScheduleTable) -> dict[str, Any]:
         """Return times by field of `Costs`; times of custom kinds of ops are under `others`."""
-        fields: dict[str, Any] = {
-            name: time for name, time in self.times.items() if name in TIME_FIELDS.values()
-        }
+        names = [name for name in self.times if name in TIME_FIELDS.values()]
+        fields: dict[str, Any] = {name: self.times[name] for name in names}
         fields["others"] = {
             phase.kind.time: self.times[phase.name]
             for phase in table.grammar.custom_phases

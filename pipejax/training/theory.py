@@ -20,7 +20,7 @@ from pipejax.base.display import short_repr
 NEWTON_STEPS = 12  # the root is at most a quarter below the first guess; a step squares the error
 _OF_TERMS = ("stages", "updates", "smoothness", "gradient_bound", "delta", "gap")
 Values = Float[NumpyArray, "*shape"]
-Given = float | NumpyArray
+Real = float | NumpyArray
 
 
 @short_repr
@@ -41,13 +41,13 @@ class ConvergenceBound(NamedTuple):
 
 
 def convergence_bound(
-    stages: Given,
-    updates: Given,
-    step_size: Given,
-    smoothness: Given,
-    gradient_bound: Given,
-    delta: Given,
-    gap: Given,
+    stages: Real,
+    updates: Real,
+    step_size: Real,
+    smoothness: Real,
+    gradient_bound: Real,
+    delta: Real,
+    gap: Real,
 ) -> ConvergenceBound:
     """Bound the mean squared gradient norm of a run from above; all arguments broadcast.
 
@@ -82,12 +82,7 @@ def convergence_bound(
 
 
 def best_step_size(
-    stages: Given,
-    updates: Given,
-    smoothness: Given,
-    gradient_bound: Given,
-    delta: Given,
-    gap: Given,
+    stages: Real, updates: Real, smoothness: Real, gradient_bound: Real, delta: Real, gap: Real
 ) -> Values:
     """Return the step size with the least convergence bound; all arguments broadcast.
 
@@ -143,7 +138,7 @@ def pipedream_delay(stages: int) -> int:
     return stages * stages - (stages + 1) // 2
 
 
-def delay_term_law(stages: int, updates: Given, *, smoothness: Given, gap: Given) -> Values:
+def delay_term_law(stages: int, updates: Real, *, smoothness: Real, gap: Real) -> Values:
     """Return the delay term of PipeDream's bound for large S and K: Theta(S^4 / K).
 
     The step size is the best step size without delays, gamma = sqrt(2 (f_0 - f*) / (K L)) / G,
@@ -169,7 +164,7 @@ def delay_term_law(stages: int, updates: Given, *, smoothness: Given, gap: Given
     return np.asarray(2.0 * smoothness * gap * pipedream_delay(stages) ** 2 / np.asarray(updates))
 
 
-def _terms(*numbers: Given) -> tuple[Values, Values, Values]:
+def _terms(*numbers: Real) -> tuple[Values, Values, Values]:
     """Return the factors (a, b, c) of 1 / gamma, gamma and gamma^2 in the convergence bound."""
     _check(**dict(zip(_OF_TERMS, numbers, strict=True)))
     s, k, lipschitz, g, d, f = (np.asarray(value, np.float64) for value in numbers)
@@ -177,7 +172,7 @@ def _terms(*numbers: Given) -> tuple[Values, Values, Values]:
     return a, b, c
 
 
-def _check(**values: Given) -> None:
+def _check(**values: Real) -> None:
     """Check that all values are finite and above 0; delta may be 0."""
     for name, value in values.items():
         numbers = np.asarray(value, np.float64)

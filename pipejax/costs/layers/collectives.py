@@ -331,9 +331,8 @@ def _expert_exchanges(
     gathers, sums = 1.0 * (n > 1), 1.0 * (layout.expert_tensor > n)  # 0 or 1
     for kind, count in (("all_gather", gathers), ("reduce_scatter", gathers), ("all_reduce", sums)):
         counts = Phases(*(num_passes * count for num_passes in passes))
-        exchanges.append(
-            Collective(kind, "expert_tensor", _in_all_phases(volume * n), counts, "layer")
-        )
+        volumes = _in_all_phases(volume * n)
+        exchanges.append(Collective(kind, "expert_tensor", volumes, counts, "layer"))
     return tuple(exchanges)
 
 

@@ -79,9 +79,8 @@ class Trainer(NamedTuple):
         return int(totals.pop() - max(earlier_steps, default=0))
 
 
-TRAINERS = tuple(
-    Trainer(**record) for record in read_named("arguments", "trainers", "file")[0]["trainers"]
-)
+_RECORDS = read_named("arguments", "trainers", "file")[0]["trainers"]
+TRAINERS = tuple(Trainer(**record) for record in _RECORDS)
 MEGATRON = TRAINERS[0]
 
 
@@ -284,9 +283,8 @@ class TrainerLog(NamedTuple):
         self._check_complete(columns, _REQUIRED if has_batch else (*_REQUIRED, "global_batch"))
         rows, notes = rows_by_batch(self.path, self._timed_lines(lines, trained, columns))
         if num_cut := len(self.iterations) - len(lines):
-            notes.append(
-                f"{self.path}: lines with fewer numbers than the others are left out: {num_cut}"
-            )
+            why = "lines with fewer numbers than the others are left out"
+            notes.append(f"{self.path}: {why}: {num_cut}")
         if "steps" in quantities and (error := 0.0005 * rows[-1]["seconds"]) > 0.01:
             notes.append(
                 f"{self.path}: train_steps_per_second is rounded: seconds may be off by "

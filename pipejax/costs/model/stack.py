@@ -125,9 +125,8 @@ def machine_software(system: System, stack: Stack | str | Path | None = None) ->
     if stack.workload:
         fields = ", ".join(f"{name} = {value}" for name, value in stack.workload.items())
         by = f"{stack.name}, " if stack.name else ""
-        warnings.warn(
-            f"{system.name}: used as in the runs that it was calibrated on: {by}{fields}", Notice, 4
-        )
+        text = f"used as in the runs that it was calibrated on: {by}{fields}"
+        warnings.warn(f"{system.name}: {text}", Notice, 4)
     return stack
 
 

@@ -266,19 +266,12 @@ def stage_bytes(
     if table.grammar.forward_only:
         return _forward_bytes(workload.model, layout, stages)
     has_r = is_recomputed(table).max(axis=1)
-    memory = bytes_of_stages(
-        workload.model,
-        layout,
-        stages,
-        workload.recomputation.in_layer,
-        table.grammar.slices,
-        has_r=has_r,
-    )
+    in_layer, slices = workload.recomputation.in_layer, table.grammar.slices
+    memory = bytes_of_stages(workload.model, layout, stages, in_layer, slices, has_r=has_r)
     if Phase.UNSHARD in table.used_phases:  # cells gather whole stages: see `gathered_bytes`
         memory = memory._replace(gathered=0.0 * memory.gathered)
     if Phase.REDUCE_GRAD in table.used_phases:  # stages hold whole gradients until REDUCE_GRAD
         unsplit = dataclasses.replace(layout, zero=xp.minimum(layout.zero, 1.0))
-        in_layer = workload.recomputation.in_layer
         unsplit_memory = bytes_of_stages(workload.model, unsplit, stages, in_layer)
         memory = memory._replace(gradients=unsplit_memory.gradients)
     is_again = layout.recompute_again and (workload.recompute != "none" or has_r.any())
