@@ -313,9 +313,8 @@ def _why_run_differs(table: ScheduleTable, costs: Costs, run: Evaluation, slots:
             times[name] = cost / factors_by_op
     stage_times = {name: _per_layer_share(table, cost) for name, cost in times.items()}
     has_uneven_stages = any(np.ptp(seconds) > TOLERANCE for seconds in stage_times.values())
-    has_uneven_microbatches = any(
-        cost.ndim == 2 and np.ptp(cost, axis=1).max() > TOLERANCE for cost in times.values()
-    )
+    by_microbatch = [cost for cost in times.values() if cost.ndim == 2]
+    has_uneven_microbatches = any(np.ptp(cost, axis=1).max() > TOLERANCE for cost in by_microbatch)
     if has_uneven_stages:
         reasons.append("stages are unequal")
     if has_uneven_microbatches:

@@ -27,9 +27,8 @@ class Discrepancy(NamedTuple):
 
     def __str__(self) -> str:
         """Describe the discrepancy in one line."""
-        claimed, derived = (
-            "nothing" if value is None else value for value in (self.claimed, self.derived)
-        )
+        values = self.claimed, self.derived
+        claimed, derived = ("nothing" if value is None else value for value in values)
         line = f"{self.claim}: claimed {claimed}, derived {derived}"
         return f"{line}, {self.why}" if self.why else line
 

@@ -129,13 +129,8 @@ def draw_knee(
     looks = itertools.cycle(zip(COLOURS, MARKERS, strict=True))
     for (name, curve), (colour, marker) in zip(curves.items(), looks, strict=False):
         marks: dict[str, Any] = {"marker": marker, "markersize": 2.5, "linewidth": 0.9}
-        axes.plot(
-            along.values,
-            np.where(np.isfinite(curve), curve, np.nan),
-            color=colour,
-            label=name,
-            **marks,
-        )
+        finite = np.where(np.isfinite(curve), curve, np.nan)
+        axes.plot(along.values, finite, color=colour, label=name, **marks)
     values = along.values
     if values.min() > 0 and values.max() > style.LOG_RATIO * values.min():
         axes.set_xscale("log")

@@ -519,9 +519,8 @@ def draw_panels(panels: Sequence[Panel], drawing: Drawing) -> style.Picture:
     window = drawing.window or Window(0.0, max(panel.run.makespan for panel in panels))
     with mpl.rc_context(drawing.paper.settings()):
         figure = style.Picture(drawing.paper, rows_height + text_height)
-        axes = figure.subplots(
-            len(heights), sharex=True, height_ratios=heights, squeeze=False
-        ).ravel()
+        rows: Any = {"sharex": True, "height_ratios": heights, "squeeze": False}
+        axes = figure.subplots(len(heights), **rows).ravel()
         next_axes = iter(axes)
         for panel, run_bars in zip(panels, panel_bars, strict=True):
             _draw_panel(next(next_axes), panel, run_bars, drawing, window)

@@ -261,9 +261,8 @@ class Formula:
         is_critical, _ = longest_path.critical_path(run.preds, run.finish, run.lag)
         workers = np.asarray(program.worker)
         is_critical_op = is_critical & (workers != NO_WORKER)
-        worker_seconds = np.bincount(
-            workers[is_critical_op], run.duration[is_critical_op], minlength=program.num_workers
-        )
+        critical = workers[is_critical_op], run.duration[is_critical_op]
+        worker_seconds = np.bincount(*critical, minlength=program.num_workers)
         makespan = run.finish.max() or 1.0
         if worker_seconds.max() > HALF * makespan:
             return f"worker {int(worker_seconds.argmax())}"
@@ -558,9 +557,8 @@ def read_formula(source: str | Path | Mapping[str, Any]) -> Formula:
     fields = {phase.name: phase.kind.time for phase in program.layout.timed}
     costs_by_parameter = {}
     for name, unit, weights in zip(content.names, content.units, content.weights, strict=True):
-        costs_by_parameter[name] = unchecked_costs(
-            {fields.get(key, key): np.array(value) / unit for key, value in weights.items()}
-        )
+        shares = {fields.get(key, key): np.array(value) / unit for key, value in weights.items()}
+        costs_by_parameter[name] = unchecked_costs(shares)
     costs = linear_costs(program, costs_by_parameter)
     costs = costs._replace(units=np.array(content.units, object))
     facets, gap, box = np.array(content.facets), Fraction(*content.gap), content.box

@@ -42,9 +42,8 @@ from pipejax.schedules.table.table import ScheduleTable
 # Uneven microbatches and imbalance can be negative, as uneven stages may suit a schedule.
 
 # {part: its texts and cost fields}, in the order in which parts are added
-PART_RECORDS: Mapping[str, Mapping[str, Any]] = load_json(
-    Path(__file__).with_name("step_parts.json")
-)
+PARTS_FILE = Path(__file__).with_name("step_parts.json")
+PART_RECORDS: Mapping[str, Mapping[str, Any]] = load_json(PARTS_FILE)
 # {reason to wait: fields of `Costs` that it adds}; blocking adds no field, but the link model
 WAITS: Mapping[str, tuple[str, ...]] = {
     name: tuple(record["adds"]) for name, record in PART_RECORDS.items() if "adds" in record

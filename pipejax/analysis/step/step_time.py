@@ -311,9 +311,8 @@ def _inputs(workload: Workload, table: ScheduleTable, setting: Setting) -> RowIn
     # texts of a model are part of a compiled function's key; without texts, equal models share it
     model = dataclasses.replace(workload.model, name="", source="")
     stages = build_stages(table, assign_layers(workload, table))
-    return RowInputs(
-        model, workload.layout(table), stages, workload.recomputation.in_layer, setting
-    )
+    recompute = workload.recomputation.in_layer
+    return RowInputs(model, workload.layout(table), stages, recompute, setting)
 
 
 def _pad_stages(stages: Stages, num_stages: int) -> Stages:

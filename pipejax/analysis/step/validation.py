@@ -213,9 +213,8 @@ class Validation:
     def names(self) -> NumpyArray:
         """Return the group of each row, as "file: group" if there are several files."""
         pairs = zip(self.parts, self.measured.group, strict=True)
-        return np.array(
-            [part if group in ("", part) else f"{part}: {group}" for part, group in pairs]
-        )
+        names = [part if group in ("", part) else f"{part}: {group}" for part, group in pairs]
+        return np.array(names)
 
     @property
     def parts(self) -> NumpyArray:

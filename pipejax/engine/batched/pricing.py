@@ -92,9 +92,8 @@ def programs_of_batch(
         yield lower(table, link=links), None
         return
     is_below = below_threshold(costs.transmit, links.eager_below, batch_axes=1)
-    _, first, kind = np.unique(
-        is_below.reshape(len(is_below), -1), axis=0, return_index=True, return_inverse=True
-    )
+    rows = is_below.reshape(len(is_below), -1)
+    _, first, kind = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     arrays: Costs = jax.tree.map(np.atleast_1d, costs)
     for number, row in enumerate(first.tolist()):
         row_costs = jax.tree.map(lambda leaf, row=row: leaf[min(row, len(leaf) - 1)], arrays)

@@ -516,9 +516,8 @@ def pack(arrays: Mapping[str, NumpyArray], steps: tuple[str, ...] = ()) -> Packe
         packed[name] = flat.astype(narrowest)
     # widest numbers first, so the offset of each array is a multiple of its item size
     order = sorted(packed, key=lambda name: -packed[name].itemsize)
-    content = b"".join(
-        packed[name].astype(packed[name].dtype.newbyteorder("<")).tobytes() for name in order
-    )
+    parts = (packed[name] for name in order)
+    content = b"".join(part.astype(part.dtype.newbyteorder("<")).tobytes() for part in parts)
     return {
         "arrays": [
             [name, packed[name].dtype.name, packed[name].size, name in steps] for name in order

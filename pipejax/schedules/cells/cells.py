@@ -122,9 +122,8 @@ def _missing_error(
 ) -> ScheduleError:
     """Return an error that names the first (stage, microbatch) without an op."""
     # the counts may be huge: no array of that size
-    stage, microbatch = next(
-        (s, m) for m in range(microbatches) for s in range(stages) if (s, m) not in first_ops
-    )
+    places = ((s, m) for m in range(microbatches) for s in range(stages))
+    stage, microbatch = next(place for place in places if place not in first_ops)
     return ScheduleError(
         f"missing op {stage}F{microbatch}: the table has stages up to {stages - 1} and "
         f"microbatches up to {microbatches - 1}, but no op of stage {stage} and microbatch "

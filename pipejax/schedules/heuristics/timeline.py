@@ -100,9 +100,8 @@ class Timeline:
         self.held: list[Time] = [0 for _ in work.limits]  # memory of each worker
         # {phase: (pipes, stages) number of started ops}
         self.done = {phase: [[0] * len(row) for row in work.placement] for phase in work.durations}
-        self.arrival: dict[Op, Time] = {
-            Op(Phase.F, 0, m): 0 for m in range(len(work.microbatch_pipes))
-        }
+        microbatches = range(len(work.microbatch_pipes))
+        self.arrival: dict[Op, Time] = {Op(Phase.F, 0, m): 0 for m in microbatches}
         self._link_ends: dict[tuple[int, int], Time] = {}  # end of the last message of each link
         self._effects: dict[Phase, list[list[_Effects]]] = {
             phase: [

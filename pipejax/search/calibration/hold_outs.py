@@ -60,9 +60,8 @@ def _folds_by_values(columns: Mapping[str, NumpyArray]) -> Folds:
     """Return a fold for each combination of column values, which leaves out its rows."""
     texts = [column.astype(str) for column in columns.values()]  # entries may be None
     codes = [np.unique(column, return_inverse=True)[1].ravel() for column in texts]
-    _, first_rows, row_fold = np.unique(
-        np.stack(codes, axis=1), axis=0, return_index=True, return_inverse=True
-    )
+    rows = np.stack(codes, axis=1)
+    _, first_rows, row_fold = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     names = tuple(
         ", ".join(f"{name}={column[row]}" for name, column in columns.items()) for row in first_rows
     )

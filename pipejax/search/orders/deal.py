@@ -231,9 +231,8 @@ class DealSearch(LocalSearch[list[Deal]]):
         work = np.stack([_work(costs, table.num_stages, replicas * size) for costs in exact])
         self._start_from_baselines(_longest_first(work, self._shape))
         # Three lower bounds. In the first, all microbatches but the longest are artificial.
-        orders = np.stack(
-            [orders_of_longest(int(n), replicas * size, size) for n in work.argmax(axis=1)]
-        )
+        longest = work.argmax(axis=1).tolist()
+        orders = np.stack([orders_of_longest(n, replicas * size, size) for n in longest])
         bounds = [self.times(self._first_member + orders).min(axis=1)]
         for bound in (order_bound, packed_bound):
             bounds.append(np.array([bound(table, costs, links, replicas) for costs in exact]))

@@ -243,9 +243,8 @@ class SplitProgram:
         prices, variable = self.prices, (self.holding, self.stage)
         # for each worker: (stages) copies and stashed versions of weights, (parts, stages, moments)
         # activations that it holds at the moments of possible peaks
-        for copies, stashed, parts in zip(
-            held.copies, held.stashed, held.parts.swapaxes(0, 1), strict=True
-        ):
+        groups = held.copies, held.stashed, held.parts.swapaxes(0, 1)
+        for copies, stashed, parts in zip(*groups, strict=True):
             need = (  # (moments, variables)
                 prices.static[variable] * copies[self.stage]
                 + prices.version[variable] * stashed[self.stage]
@@ -298,9 +297,8 @@ class SplitProgram:
         """Return the shares of holdings in stages, 0 or 1; in a relaxed program, from 0 to 1."""
         values = self.point[: len(self.holding)]
         shares = np.zeros(self.may_hold.shape)
-        shares[self.holding, self.stage] = (
-            np.round(values) if self.is_whole else np.clip(values, 0.0, 1.0)
-        )
+        rounded = np.round(values) if self.is_whole else np.clip(values, 0.0, 1.0)
+        shares[self.holding, self.stage] = rounded
         return shares
 
 

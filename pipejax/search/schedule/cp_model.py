@@ -246,9 +246,8 @@ class ScheduleModel:
         for worker in range(problem.num_workers):
             worker_ops = [(s, m) for s, m in self._ops() if self._worker(s, m) == worker]
             first_starts = [self.start["F"][s, m] for s, m in worker_ops if m in first_microbatches]
-            last_gradients = [
-                (s, self._gradient_end[s, m]) for s, m in worker_ops if self._may_be_last(s, m)
-            ]
+            last_ops = (op for op in worker_ops if self._may_be_last(*op))
+            last_gradients = [(op[0], self._gradient_end[op]) for op in last_ops]
             busy = int(sum(work[s] for s, _ in worker_ops))
             if problem.objective == "span":
                 begin = self._time("")

@@ -124,9 +124,8 @@ def optimize(
         stopped = "time"
     elif effort is not None and result.best.effort >= ALMOST * effort:
         stopped = "effort"
-    return dataclasses.replace(
-        result, stopped="optimal" if result.best.status == "optimal" else stopped
-    )
+    is_optimal = result.best.status == "optimal"
+    return dataclasses.replace(result, stopped="optimal" if is_optimal else stopped)
 
 
 NO_SOLVER = "optimize needs OR-Tools: pip install 'pipejax[optimize]'"

@@ -104,9 +104,8 @@ class JointProblem:
             (layers == np.asarray(self.problem.assigned.layers)).all(axis=1),
             (layers == layers[:, :1]).all(axis=1),
         ]
-        _, first_rows, kind = np.unique(
-            np.stack(features, axis=1), axis=0, return_index=True, return_inverse=True
-        )
+        rows = np.stack(features, axis=1)
+        _, first_rows, kind = np.unique(rows, axis=0, return_index=True, return_inverse=True)
         reasons = [self._refusal(settings.at(row)) for row in first_rows.tolist()]
         return np.array(reasons, object)[kind.ravel()]
 

@@ -349,9 +349,8 @@ def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts
 def _reasons_by_class(columns: Columns, find_reason: Callable[[int], str]) -> NumpyArray:
     """Return the reason of each row; `find_reason` is called once for rows with equal columns."""
     # rows (1, 2) (1, 3) (1, 2) have the first rows [0 1] and the classes [0 1 0]
-    _, first_rows, classes = np.unique(
-        np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True
-    )
+    rows = np.stack(columns, axis=1)
+    _, first_rows, classes = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return np.array([find_reason(row) for row in first_rows.tolist()], object)[classes.ravel()]
 
 

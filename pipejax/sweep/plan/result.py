@@ -176,9 +176,8 @@ def _runner_up_lag(
     number = np.repeat(np.arange(len(grids)), sizes)
     factor = np.exp(np.concatenate([*grids.values()]))
     factors = {name: np.where(number == index, factor, 1.0) for index, name in enumerate(grids)}
-    best, runner_up = (
-        layout_times(request, pair.take(np.full(sum(sizes), row)), factors) for row in (0, 1)
-    )
+    rows = (np.full(sum(sizes), row) for row in (0, 1))
+    best, runner_up = (layout_times(request, pair.take(row), factors) for row in rows)
     return dict(zip(grids, np.split(runner_up - best, np.cumsum(sizes)[:-1]), strict=True))
 
 

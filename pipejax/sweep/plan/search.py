@@ -195,9 +195,8 @@ def row_groups(columns: Sequence[Shaped[NumpyArray, " rows"]]) -> list[Int[Numpy
     """Group rows that agree in all columns; groups come in the order of their first rows."""
     # If rows belong to groups [1 0 1 1], then rows sorted by group are [1 0 2 3], starts are [0 1],
     # and the groups are [1] and [0 2 3].
-    _, first_rows, inverse = np.unique(
-        np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True
-    )
+    rows = np.stack(columns, axis=1)
+    _, first_rows, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     group = inverse.ravel()
     rows_by_group = np.argsort(group, kind="stable")
     starts = np.searchsorted(group[rows_by_group], np.arange(len(first_rows)))
