@@ -60,9 +60,8 @@ def compare(
     settings.check(listed.names)
     points = listed.sized(counts)
     first = required(listed.scenario(run, points[0]))
-    names = listed.names
-    row_labels = with_labels(labels, [*map(settings.label, names)])
-    label_of_name = dict(zip(names, row_labels, strict=True))
+    row_labels = with_labels(labels, [*map(settings.label, listed.names)])
+    label_of_name = dict(zip(listed.names, row_labels, strict=True))
     rows: list[Row] = []
     scenarios: list[pj.Scenario] = []  # of the rows without an error
     slots: dict[str, float] | None = None  # op times of the first row, in slots, for all rows
@@ -128,12 +127,8 @@ def _row(
 def _is_unequal_work(scenarios: "Sequence[pj.Scenario]") -> bool:
     """Return whether runs differ in stages per worker, although their times are per stage."""
     # runs with more stages then do more work, unless `source.stages` rescales the times
-    ratios = {
-        scenario.table().num_stages / scenario.table().num_workers
-        for scenario in scenarios
-        if scenario.source.is_per_stage and scenario.source.stages is None
-    }
-    return len(ratios) > 1
+    tables = [s.table() for s in scenarios if s.source.is_per_stage and s.source.stages is None]
+    return len({table.num_stages / table.num_workers for table in tables}) > 1
 
 
 def _view(rows: list[Row], best: Best, link: str, scenario: "pj.Scenario") -> Iterator[object]:
@@ -372,11 +367,9 @@ def _difference_details(
     if rows:
         before = result["tables"][0]["makespan"]
         time = digits if result["unit"] == "slots" else seconds
-        columns = (
-            Column("worker with the row of B", "worker"),
-            Column("makespan", "makespan", time),
-            Column("against A", "makespan", partial(_ratio, before)),
-        )
+        makespan = Column("makespan", "makespan", time)
+        change = Column("against A", "makespan", partial(_ratio, before))
+        columns = Column("worker with the row of B", "worker"), makespan, change
         details["exchanges of one row"] = [rows_table(rows, columns)]
     return details
 
@@ -443,8 +436,7 @@ def _first_differences(rows: Sequence["RowDifference"], grammar: "Grammar") -> T
         cells.append(("", "B", "", texts[1], ""))
     heads = ("worker", "table", "from cell", "cells", "reordered")
     title = "first difference of each worker, idle slots left out"
-    columns = zip(*cells, strict=True)
-    return grid(zip(heads, columns, strict=True), title=title)
+    return grid(zip(heads, zip(*cells, strict=True), strict=True), title=title)
 
 
 def _mark_cell(index: int, cells: Iterable[str]) -> str:

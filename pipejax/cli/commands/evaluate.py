@@ -148,9 +148,8 @@ def evaluate(
         next_commands.append(command_line(scenario.with_workload(fitting)))
     if certificate.path is not None:
         certificate.save_certificate(pj.certificate(evaluation, memory=held.memory))
-    view = chain(_view(evaluation, result, scenario), timing_parts)
-    if not fitting_change:
-        view = chain(view, [plain(f"next: {command_line(scenario, 'explain')}")])
+    lines = [] if fitting_change else [plain(f"next: {command_line(scenario, 'explain')}")]
+    view = chain(_view(evaluation, result, scenario), timing_parts, lines)
     details = _details(evaluation, result, scenario, held)
     if launch is not None:
         details["launcher options"] = [*plans.launch_lines([launch])]
@@ -341,11 +340,8 @@ def summary(
     result |= {name: value for name, value in links.changed().items() if name in in_json}
     if links.eager_below:
         result["eager_messages"] = int(evaluation.program.messages.eager.sum())
-    result |= pick(
-        evaluation,
-        "makespan bubble_ratio bubble_overhead max_span span_bubble_ratio busy peak_in_flight "
-        "bound_by",
-    )
+    times = "makespan bubble_ratio bubble_overhead max_span span_bubble_ratio busy"
+    result |= pick(evaluation, f"{times} peak_in_flight bound_by")
     if lanes := pj.analysis.lane_times(evaluation):
         result["lanes"] = [pick(lane, "lane busy exposed") for lane in lanes]
     if "UNSHARD" in evaluation.table.grammar.lanes:
@@ -389,12 +385,10 @@ def _worker_table(
         unit = "keys and values" if is_forward else "activation memory"
     peaks = zip(held.memory.peak, held.memory.peak_at, strict=True)
     # placement[pipe, stage] is a worker; pipes may put the same stage on a worker
-    worker_stages = [
-        np.argwhere(evaluation.table.placement == worker)[:, 1].tolist()
-        for worker in range(evaluation.workers)
-    ]
+    placement, workers = evaluation.table.placement, range(evaluation.workers)
+    worker_stages = [np.argwhere(placement == worker)[:, 1].tolist() for worker in workers]
     columns: list[tuple[str, Iterable[object]]] = [
-        ("worker", range(evaluation.workers)),
+        ("worker", workers),
         ("stages", [" ".join(map(str, dict.fromkeys(stages))) for stages in worker_stages]),
         ("busy", map(seconds, result["busy"])),
         ("idle", (percent(1 - busy / (evaluation.makespan or 1)) for busy in result["busy"])),

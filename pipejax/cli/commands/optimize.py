@@ -101,14 +101,13 @@ def optimize(
             claim |= {"offload": may_offload, "lower_bounds": bounds}
             certificate.save_certificate(pj.certificate(best, **claim))
         rendezvous = _rendezvous_makespan(outcome, scenario.table_costs())
-        more = {} if rendezvous is None else {"rendezvous_makespan": rendezvous}
         baselines = savings("schedule", minimize, result.baselines, result.value)
-        return Answer(
-            as_json(outcome) | more,
-            _view(outcome, rendezvous),
-            next=() if rendezvous is None else _next_commands(scenario, out.path),
-            details={"workers": [_workers(outcome)], "other schedules": [baselines]},
-        )
+        data, view = as_json(outcome), _view(outcome, rendezvous)
+        details = {"workers": [_workers(outcome)], "other schedules": [baselines]}
+        if rendezvous is None:
+            return Answer(data, view, details=details)
+        data["rendezvous_makespan"] = rendezvous
+        return Answer(data, view, next=_next_commands(scenario, out.path), details=details)
 
     try:
         scenario, room, may_offload = _read_problem(run, limit)

@@ -59,13 +59,9 @@ def run(
     result = _as_json(table, outcome, is_equal)
     op_times = [(letter, map(seconds, times)) for letter, times in outcome.profile.items()]
     profile = grid([("stage", range(result["stages"])), *op_times])
-    return Answer(
-        result,
-        _view(result, outcome),
-        holds=is_equal,
-        next=() if trace.written is None else (f"pipejax trace {trace.written}",),
-        details={"op times": [profile]} if op_times else {},
-    )
+    next_commands = () if trace.written is None else (f"pipejax trace {trace.written}",)
+    details = {"op times": [profile]} if op_times else {}
+    return Answer(result, _view(result, outcome), is_equal, next_commands, details)
 
 
 def _as_json(table: pj.ScheduleTable, run: "RuntimeRun", is_equal: bool) -> dict[str, Any]:

@@ -176,18 +176,9 @@ def _draw(scene: Scene, paper: "Paper", out: Output, caption_out: Output) -> Non
             curves = Curves(memory.memory, unit, memory.stages.text, memory.limits)
         panels.append(Panel(name, run, curves))
     caption = scene.caption if scene.picture.caption == "under" else ""
-    critical = not scene.picture.no_critical
-    look = Drawing(
-        unit=scene.unit,
-        paper=paper,
-        window=scene.window,
-        messages=scene.messages,
-        critical=critical,
-        caption=caption,
-        transfers=scene.picture.transfers,
-        title=scene.picture.title or "",
-    )
-    out.save_picture(draw_panels(panels, look))
+    fields = pick(scene, "unit window messages") | pick(scene.picture, "transfers")
+    fields |= {"critical": not scene.picture.no_critical, "title": scene.picture.title or ""}
+    out.save_picture(draw_panels(panels, Drawing(paper=paper, caption=caption, **fields)))
     label = out.path.name if out.path else ""  # a page in Markdown, as figures/ writes it
     caption_out.save_text(f"![{label}]({label})\n\n{scene.caption}\n")
 

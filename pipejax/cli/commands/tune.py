@@ -155,14 +155,10 @@ def tune_settings(scenario: "pj.Scenario", what: str, **arguments: Any) -> Answe
             f"{scenario.schedule} on {scenario.num_workers} workers",
             f"memory: {gigabytes(best.memory_bytes)} of {gigabytes(capacity)}",
         ]
+        nouns = "setting", "settings tried"
+        last = launch_lines((launch for launch in launches if not launch.lacks), short=True)
         return search_answer(
-            lines,
-            result,
-            tuned,
-            ("setting", "settings tried"),
-            last_lines=launch_lines((x for x in launches if not x.lacks), short=True),
-            next=next_commands,
-            details=details,
+            lines, result, tuned, nouns, last_lines=last, next=next_commands, details=details
         )
 
     with best_so_far(report) as keep:
@@ -290,15 +286,9 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
         )
 
     with best_so_far(report) as keep, progress("splitting") as on_progress:
+        limits: dict[str, Any] = {"no_memory_limit": not memory_limit, "time_limit": limit}
         result = pj.search.layers(
-            table,
-            workload,
-            system,
-            link=links,
-            no_memory_limit=not memory_limit,
-            time_limit=limit,
-            on_progress=on_progress,
-            on_best=keep,
+            table, workload, system, link=links, **limits, on_progress=on_progress, on_best=keep
         )
     return report(result)
 

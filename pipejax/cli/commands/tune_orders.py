@@ -360,14 +360,9 @@ def lookahead(
             f"--residency {_range(best.residency)} (of how many stages at once), "
             f"{schedule_name(data)} on {table.num_workers} workers"
         )
-        return search_answer(
-            [first_line],
-            data,
-            result,
-            ("lookahead", "settings tried"),
-            next=(command_of_scenario(scenario.with_edit(cells), "show"),),
-            details={"workers": [grid(workers)]},
-        )
+        nouns, details = ("lookahead", "settings tried"), {"workers": [grid(workers)]}
+        command = command_of_scenario(scenario.with_edit(cells), "show")
+        return search_answer([first_line], data, result, nouns, next=(command,), details=details)
 
     return run_search(search, iterations, time_limit, report)
 

@@ -252,16 +252,12 @@ def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     excluded = {*parameters, *(("format",) if command.__name__ in NO_TABLES else ())}
     if not any(output_kind(option.annotation) for option in parameters.values()):
         excluded.add("force")
-    common = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=default,
-            annotation=Annotated[kind, parameter(name, kind, detail=detail)],
-        )
-        for name, (kind, default, detail) in COMMON.items()
-        if name not in excluded
-    ]
+    common = []
+    for name, (kind, default, detail) in COMMON.items():
+        if name not in excluded:
+            mark, place = parameter(name, kind, detail=detail), inspect.Parameter.KEYWORD_ONLY
+            fields = {"default": default, "annotation": Annotated[kind, mark]}
+            common.append(inspect.Parameter(name, place, **fields))
     return with_signature([*parameters.values(), *common])
 
 

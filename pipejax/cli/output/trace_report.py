@@ -157,11 +157,8 @@ def _mean_step(
     over = "mean time over all steps" if len(runs) > 1 else "time in the only step"
     if len(runs) > 1 and len({run.step for run in runs}) == 1:
         over = "mean time over the replicas"
-    texts = (
-        f"{WORDS.get(part.name, part.name)} {percent(part.seconds / mean)}"
-        for part in advice.parts
-        if abs(part.seconds) > MIN_SHARE * mean
-    )
+    parts = (part for part in advice.parts if abs(part.seconds) > MIN_SHARE * mean)
+    texts = (f"{WORDS.get(part.name, part.name)} {percent(part.seconds / mean)}" for part in parts)
     is_shorter = step > (1 + MIN_SAVING) * mean
     cause = "steps vary" if has_means else "ops start late"
     why = f" (measured: {seconds(step)}, as {cause})" if is_shorter else ""
@@ -304,15 +301,13 @@ def trace_details(
         odd = ", ".join(map(str, pipelines.odd_steps[:MAX_ROWS]))
         reading.append(f"steps with another order of ops: {odd}")
     times = [row._asdict() for row in analysis.op_times if row.median]
+    late_ops = (f"the op that was late in step {k}: {line}" for k, line in step_commands.items())
     details: dict[str, list[object]] = {
         "cost of each part": [_shares(analysis.attribution), Figure(draw_maps)],
         "costs against the other run": [_shares(analysis.against)] if analysis.against else [],
         "files": [*reading, *_clocks(analysis)],
         "time of devices": _table([row._asdict() for row in pipelines.trace.budgets], BUDGETS),
-        "odd steps": [
-            plain(f"the op that was late in step {name}: {command}")
-            for name, command in step_commands.items()
-        ],
+        "odd steps": [*map(plain, late_ops)],
         "launch-starved ops": _table([stall._asdict() for stall in analysis.stalls], STALLS),
         "replay": [*_replay(analysis), *_forecast(analysis)],
         "times of ops and messages": _table(times, TIMES, len(times)),
