@@ -207,7 +207,10 @@ def test_only_as_much_is_read_as_the_machine_could_work_with(tmp_path, monkeypat
     path = tmp_path / "x.csv"
     with path.open("wb") as file:
         file.truncate(10**12)  # takes no room, and would take minutes to read
-    assert timed(lambda: pj.read_table(path), "has 1,000,000 MB or more, .* work with at most 0 MB") < 1
+    assert (
+        timed(lambda: pj.read_table(path), "has 1,000,000 MB or more, .* work with at most 0 MB")
+        < 1
+    )
     assert timed(lambda: pj.read_table("/dev/zero"), "MB or more") < 1
     path.write_bytes(b"0F0,0B0\n")
     assert pj.read_table(path).num_workers == 1
