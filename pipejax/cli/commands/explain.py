@@ -117,11 +117,10 @@ def _as_json(explanation: "pj.results.Explanation", files: Mapping[int, Path]) -
     """Return an explanation for `--json`; `files` has the table's file of a remedy, by number."""
     # JSON has no infinity: null if any time is tolerated
     is_finite = math.isfinite(explanation.tolerated or math.inf)
+    names = "name", "seconds", "of"
     return {
         "step_time": explanation.step_time,
-        "parts": [
-            dict(zip(("name", "seconds", "of"), part, strict=True)) for part in explanation.parts
-        ],
+        "parts": [dict(zip(names, part, strict=True)) for part in explanation.parts],
         "bottleneck": explanation.bottleneck._asdict(),
         "effects": [effect._asdict() for effect in explanation.effects],
         "faults": [fault._asdict() for fault in explanation.faults],

@@ -79,11 +79,8 @@ def form_details(form: "pj.results.Formula") -> dict[str, Iterable[object]]:
         plain(f"sum {border.facet} is larger than sum {border.neighbour} where {border.text}")
         for border in form.borders
     )
-    rows = [
-        ("step time", escape(form.text)),
-        ("exactness", escape(_quality(form))),
-        ("derived from", f"{form.evaluations} evaluations"),
-    ]
+    rows = [("step time", escape(form.text)), ("exactness", escape(_quality(form)))]
+    rows.append(("derived from", f"{form.evaluations} evaluations"))
     sums = zip(form.parameters, zip(*form.facets, strict=True), strict=True)
     columns = [("sum", range(len(form.facets))), *sums, ("bound by", form.bound_by)]
     sums_table = grid(columns, caption="bound by: amid the times for which the sum is the largest")
@@ -254,10 +251,8 @@ def _draw(
 
     regimes = regime_map(forms)
     unit, *others = regimes.parameters
-    sides = [
-        Side(f"{name} / {unit}", values)
-        for name, values in zip(others, (regimes.x_values, regimes.y_values), strict=True)
-    ]
+    axis_values = zip(others, (regimes.x_values, regimes.y_values), strict=True)
+    sides = [Side(f"{name} / {unit}", values) for name, values in axis_values]
     named_plans = zip(forms, plans, strict=True)
     texts = (f"{label} planned for {_times_text(times)}" for label, times in named_plans if times)
     caption = "; ".join(texts)
@@ -343,9 +338,8 @@ def _family(settings: _FormOptions, symbol: str, numbers: list[int]) -> "pj.resu
     if settings.run.schedule is None or workers is None or microbatches is None:
         raise ValueError("--family needs --schedule NAME, not a file, because it changes P or M")
     if symbol == "P" and microbatches % workers:
-        raise ValueError(
-            f"--family P needs a multiple of {workers} microbatches, got {microbatches}"
-        )
+        needs = f"a multiple of {workers} microbatches"
+        raise ValueError(f"--family P needs {needs}, got {microbatches}")
 
     def build_table(number: int) -> pj.ScheduleTable:
         if symbol == "M":

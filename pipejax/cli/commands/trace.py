@@ -186,6 +186,8 @@ def _as_json(analysis: "pj.results.Analysis", saved: "pj.Scenario", command: str
     """Return the object of `--json`; `saved` is the mean pipeline in saved files."""
     pipelines, replay, shares = analysis.pipelines, analysis.replay, analysis.attribution
     forecast, advice, links = analysis.forecast, analysis.advice, replay.links
+    step_errors = [{"step": k, "error": 100 * error} for k, error in replay.by_step.items()]
+    unobserved = [{"link": name, "at_most": time} for name, time in replay.unobserved.items()]
     forecast_json = None
     if forecast is not None:
         names = "predicted low high confidence median_error inside has_failed"
@@ -208,9 +210,7 @@ def _as_json(analysis: "pj.results.Analysis", saved: "pj.Scenario", command: str
         "replay": {
             "mean_error": 100 * replay.mean_error,
             "worst_error": 100 * replay.worst_error,
-            "per_step": [
-                {"step": step, "error": 100 * error} for step, error in replay.by_step.items()
-            ],
+            "per_step": step_errors,
         },
         "offsets": [offset._asdict() for offset in analysis.offsets],
         "stalls": [stall._asdict() for stall in analysis.stalls],
@@ -226,9 +226,7 @@ def _as_json(analysis: "pj.results.Analysis", saved: "pj.Scenario", command: str
             "message_time": replay.message_time,
             "fits": {name: 100 * error for name, error in replay.fits.items()},
             "alike": replay.equivalent_models,
-            "untold": [
-                {"link": name, "at_most": seconds} for name, seconds in replay.unobserved.items()
-            ],
+            "untold": unobserved,
         },
         "op_times": [row._asdict() for row in analysis.op_times],
         "budgets": [budget._asdict() for budget in pipelines.trace.budgets],

@@ -252,10 +252,8 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
         best = result.best
         launcher, stack = scenario.files.get("launcher"), scenario.source.stack
         launches = machine_launches(best.workload, table, system, stack, launcher)
-        data = _split_json(table, links, result) | {
-            "seconds": time.monotonic() - start,
-            "launch": launch_json(launches),
-        }
+        data = _split_json(table, links, result) | {"seconds": time.monotonic() - start}
+        data["launch"] = launch_json(launches)
         if out.path is not None and out.path.suffix == ".txt":
             out.save_text(f"{best.layout}\n")
         else:
@@ -265,6 +263,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
         assert scenario.source.workload is not None
         split = scenario.with_workload(dataclasses.replace(scenario.source.workload, **units))
         need, available = best.memory_bytes.max(), float(system.memory_available)
+        stages = _split_stages(table, system, result)
         layers = " + ".join(map(str, best.layout.count("t")))
         lines = [
             f"[bold]{seconds(result.value)}[/] per step with {layers} layers on the stages "
@@ -278,10 +277,7 @@ def _search_split(scenario: "pj.Scenario", limit: float, memory_limit: bool, out
             ("split", "splits tried"),
             last_lines=launch_lines((x for x in launches if not x.lacks), short=True),
             next=(command_line(split, "show", out="layers.html"),),
-            details={
-                "stages": [_split_stages(table, system, result)],
-                "launchers": launch_lines(launches, full=True),
-            },
+            details={"stages": [stages], "launchers": launch_lines(launches, full=True)},
             too_large=[name for name, split in best.defaults.items() if not split.fits],
         )
 
