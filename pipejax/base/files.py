@@ -40,13 +40,8 @@ def provenance() -> dict[str, str]:
     """Return the origin that is stored with a result: versions, commit and code hash."""
     from importlib.metadata import version
 
-    return {
-        "pipejax": own_version(),
-        "jax": version("jax"),
-        "numpy": version("numpy"),
-        "commit": _commit(),
-        "code": code_hash(),
-    }
+    versions = {"pipejax": own_version(), "jax": version("jax"), "numpy": version("numpy")}
+    return versions | {"commit": _commit(), "code": code_hash()}
 
 
 def check_origin(path: Path, attributes: Mapping[str, Any]) -> None:

@@ -360,11 +360,8 @@ def _warn_overridden(rows: MeasuredRows, system: str) -> None:
     other_rows = rows.system[(rows.system != "") & (rows.system != system)]
     if len(other_rows):
         names = ", ".join(dict.fromkeys(other_rows.tolist()))
-        warnings.warn(
-            f"{system} predicts {len(other_rows)} rows that name another system ({names})",
-            Notice,
-            stacklevel=3,
-        )
+        text = f"{system} predicts {len(other_rows)} rows that name another system ({names})"
+        warnings.warn(text, Notice, stacklevel=3)
 
 
 def _predict(rows: MeasuredRows, system: System | None, predict: Predict) -> Predictions:

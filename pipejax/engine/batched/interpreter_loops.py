@@ -242,12 +242,9 @@ def counts_on_path(
         state, on_path = _mark_path(program, choices, state, on_path, first, end)
         return state, on_path, _add_counts(program.terms, backward, on_path, counts, stretch)
 
-    start = (
-        last,
-        jnp.zeros((2 * length, width), choices.dtype),
-        jnp.zeros((num_columns, choices.shape[1]), dtype),
-    )
-    _, _, counts = for_loop(0, num_stretches, follow, start)
+    on_path = jnp.zeros((2 * length, width), choices.dtype)
+    counts = jnp.zeros((num_columns, choices.shape[1]), dtype)
+    _, _, counts = for_loop(0, num_stretches, follow, (last, on_path, counts))
     return counts
 
 

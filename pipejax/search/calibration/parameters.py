@@ -135,14 +135,9 @@ def fitted_numbers(
     slope = parameters.slopes(minimum.point)[best]
     units = [number_dimension(name) for name in parameters.names[:num_system_numbers]]
     units += [""] * (len(values) - len(units))
-    columns = (
-        parameters.names,
-        values.tolist(),
-        units,
-        (slope * error[best]).tolist(),
-        is_identified[best].tolist(),
-    )
-    return tuple(FittedParameter(*row) for row in zip(*columns, strict=True))
+    errors, identified = (slope * error[best]).tolist(), is_identified[best].tolist()
+    rows = zip(parameters.names, values.tolist(), units, errors, identified, strict=True)
+    return tuple(FittedParameter(*row) for row in rows)
 
 
 def calibrated_system(system: System, record: CalibrationRecord) -> System:

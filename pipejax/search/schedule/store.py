@@ -56,6 +56,7 @@ def certify(
     """Return a solution as the JSON content of a certificate, in units of the problem."""
     times = {key: getattr(problem, name) for key, name in PRICES.items()}
     memory = problem.sizes, problem.weight_sizes / problem.sizes, np.zeros_like(problem.sizes)
+    starts = _starts(to_plan(problem, table))
     data = new_certificate(
         "optimum",
         table,
@@ -71,12 +72,7 @@ def certify(
             "value": table_objective(problem, table),
             "lower_bounds": [{"by": "solver", "value": bound}],
         },
-        proof={
-            "starts": _starts(to_plan(problem, table)),
-            "prover": prover(),
-            "seconds": seconds,
-            "source": source,
-        },
+        proof={"starts": starts, "prover": prover(), "seconds": seconds, "source": source},
     )
     data["proof"]["checksum"] = certificate_checksum(data)
     return data

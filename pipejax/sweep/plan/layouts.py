@@ -296,11 +296,8 @@ def layout_workload(request: PlanRequest, layouts: Layouts, row: int) -> Workloa
 
 def program_shape(request: PlanRequest, layouts: Layouts, row: Index) -> ProgramShape:
     """Return the program shape of a layout: schedule, workers and stages per worker."""
-    return ProgramShape(
-        request.schedules[layouts.schedule[row]],
-        int(layouts.pipeline[row]),
-        int(layouts.stages_per_worker[row]),
-    )
+    workers, per_worker = int(layouts.pipeline[row]), int(layouts.stages_per_worker[row])
+    return ProgramShape(request.schedules[layouts.schedule[row]], workers, per_worker)
 
 
 def _launcher_refusals(request: PlanRequest, layouts: Layouts) -> NumpyArray:

@@ -281,15 +281,9 @@ def forecast(attribution: Attribution, *, confidence: float = 0.9) -> Forecast:
     num_deviations = quantile * np.sqrt(1 + 1 / half)
     middle, width = float(steps.mean()), float(steps.std(ddof=1) * num_deviations)
     later, predicted = recorded[half:], float(np.median(steps))
-    inside = (later >= middle - width) & (later <= middle + width)
-    return Forecast(
-        predicted=predicted,
-        low=middle - width,
-        high=middle + width,
-        confidence=confidence,
-        errors=predicted / later - 1,
-        inside=float(inside.mean()),
-    )
+    low, high, errors = middle - width, middle + width, predicted / later - 1
+    inside = float(((later >= low) & (later <= high)).mean())
+    return Forecast(predicted, low, high, confidence=confidence, errors=errors, inside=inside)
 
 
 @short_repr

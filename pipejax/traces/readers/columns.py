@@ -393,9 +393,8 @@ def _times_or_numbers(cells: NumpyArray) -> tuple[Float[NumpyArray, " rows"], bo
         numbers = np.array([_convert_or_nan(cell, float) for cell in cells.tolist()], np.float64)
     if np.isfinite(numbers).any():
         return numbers, False
-    return np.array(
-        [_convert_or_nan(cell, _date_seconds) for cell in cells.tolist()], np.float64
-    ), True
+    dates = [_convert_or_nan(cell, _date_seconds) for cell in cells.tolist()]
+    return np.array(dates, np.float64), True
 
 
 def _date_seconds(text: str) -> float:

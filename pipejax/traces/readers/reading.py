@@ -153,9 +153,8 @@ def _has_overlapping_steps(trace: Trace) -> bool:
     if trace.has_step_clocks or len(trace.replicas) < 2 or len(trace.steps) < 2:
         return False
     is_op = trace.has_phase(OPS)
-    step, replica = (
-        np.unique(numbers[is_op], return_inverse=True)[1] for numbers in (trace.step, trace.replica)
-    )
+    columns = trace.step[is_op], trace.replica[is_op]
+    step, replica = (np.unique(numbers, return_inverse=True)[1] for numbers in columns)
     begin = np.full((step.max() + 1, replica.max() + 1), np.inf)
     end = -begin
     np.minimum.at(begin, (step, replica), trace.start[is_op])

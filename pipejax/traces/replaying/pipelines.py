@@ -204,12 +204,9 @@ def find_pipelines(trace: Trace) -> Pipelines:
         raise MismatchError(f"no pipeline of {source} can be: {left_out[-1].why}{reasons}")
     by_frequency = [k for k, _ in Counter(pipeline.table for pipeline in pipelines).most_common()]
     new_number = {old: new for new, old in enumerate(by_frequency)}
-    return Pipelines(
-        trace,
-        tuple(tables[k] for k in by_frequency),
-        tuple(pipeline._replace(table=new_number[pipeline.table]) for pipeline in pipelines),
-        tuple(left_out),
-    )
+    sorted_tables = tuple(tables[k] for k in by_frequency)
+    runs = tuple(pipeline._replace(table=new_number[pipeline.table]) for pipeline in pipelines)
+    return Pipelines(trace, sorted_tables, runs, tuple(left_out))
 
 
 def _start_delays(
