@@ -668,8 +668,8 @@ def sources_left_out(unseen: Sequence[Validation], runs: Sequence[Runs]) -> Sect
         by_source = ", ".join(f"{name} {sum(x)} of {len(x)}" for name, x in inside.items())
         reasons.append(
             f"The 90 % range contains the measured step time of {100 * are_inside.mean():.1f} % of "
-            f"{len(are_inside)} configurations {what} (we aim at 85 to 95 %; the mean over sources "
-            f"is {100 * np.mean([np.mean(x) for x in inside.values()]):.1f} %): {by_source}."
+            f"{len(are_inside)} configurations {what} (aim: 85 to 95 %; mean of the sources' "
+            f"shares: {100 * np.mean([np.mean(x) for x in inside.values()]):.1f} %): {by_source}."
         )
     text = (
         "No number was fitted to these tables. `evaluate` and `plan` give a 90 % range of each "
