@@ -162,7 +162,7 @@ def critical_path(
       >>> critical_path(np.array([[0, 0], [0, 0], [0, 0], [1, 2]]), costs).nodes.tolist()
       [True, False, True, True]
     """
-    finish, latest = _scan_nodes(preds, costs.duration, costs.lag)  # latest: column in `preds`
+    finish, columns = _scan_nodes(preds, costs.duration, costs.lag)  # of latest predecessors
     nodes = jnp.arange(len(preds), dtype=preds.dtype)
     has_successor = jnp.zeros(finish.shape, bool).at[preds].set(True)
 
@@ -174,9 +174,9 @@ def critical_path(
         node, latest_pred = edge
         return jnp.where(node == path_node, latest_pred, path_node), node == path_node
 
-    path_end = jnp.argmax(jnp.where(has_successor, -1, finish)).astype(preds.dtype)
-    _, on_path = jax.lax.scan(visit_node, path_end, (nodes, preds[nodes, latest]), reverse=True)
-    is_latest = jax.nn.one_hot(latest, preds.shape[1], dtype=bool)
+    path_end = jnp.argmax(jnp.where(has_successor, -1, finish)).astype(preds.dtype)  # times >= 0
+    _, on_path = jax.lax.scan(visit_node, path_end, (nodes, preds[nodes, columns]), reverse=True)
+    is_latest = jax.nn.one_hot(columns, preds.shape[1], dtype=bool)
     return CriticalPath(finish, on_path, on_path[:, None] & is_latest)
 
 

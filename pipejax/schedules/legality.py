@@ -240,13 +240,13 @@ def _check_needed(content: Content, rule: Rule) -> None:
         raise _missing_error(content, *_op_and_worker(content, rule.consumer, *place), why)
 
 
-def _op_and_worker(content: Content, phase: Any, stage: Index, microbatch: Index) -> tuple[Op, int]:
-    """Return an op and its worker; `stage` is a worker if the phase has no stage."""
+def _op_and_worker(content: Content, phase: Any, place: Index, microbatch: Index) -> tuple[Op, int]:
+    """Return an op and its worker; `place` is its stage, or its worker if it has no stage."""
     # `phase` is a `Phase`, or a `CustomPhase` of the table
     if phase.kind.scope == WORKER:
-        return Op(phase, NO_STAGE, int(microbatch)), int(stage)
-    worker = content.placement[content.pipe_of_microbatch[microbatch], stage]
-    return Op(phase, int(stage), int(microbatch)), int(worker)
+        return Op(phase, NO_STAGE, int(microbatch)), int(place)
+    worker = content.placement[content.pipe_of_microbatch[microbatch], place]
+    return Op(phase, int(place), int(microbatch)), int(worker)
 
 
 def _check_forwards_and_backwards(content: Content) -> None:
@@ -362,15 +362,15 @@ def check_updates(content: Content) -> None:
             "op {op} begins a round before all runs have ended the one before it: a round is "
             f"{rule.runs} runs of {rule.local_steps} updates, then an average"
         )
-        _refuse_cells(content, forward[_is_before_round(content)], reason, Phase.F)
+        _refuse_cells(content, forward[_has_later_update(content)], reason, Phase.F)
 
 
-def _is_before_round(content: Content) -> Bool[NumpyArray, "stages microbatches"]:
-    """Return for each forward whether an update of an earlier round follows on its stage."""
+def _has_later_update(content: Content) -> Bool[NumpyArray, "stages microbatches"]:
+    """Return for each forward whether its stage's update for an earlier round stands after it."""
     # A round is `round_size` microbatches: with 2 runs of 3 updates, 0 to 5, then 6 to 11.
     forward, update = content.op_cells[Phase.F], content.op_cells[Phase.U]
     rounds = np.arange(content.num_microbatches) // content.weights.round_size
-    # last_update[worker, stage, r] is the cell of the last update in all rounds before round r
+    # last_update[worker, stage, r]: cell of the last update in rounds before r; r + 1 has round r
     last_update = np.full((content.num_workers, content.num_stages, rounds[-1] + 2), NOWHERE)
     stage, microbatch = np.nonzero(update != NOWHERE)
     cell = update[stage, microbatch]

@@ -206,9 +206,10 @@ def values_by_level(
 ) -> Array:
     """Return the makespans [s] of a block (tiles, lanes) that starts at configuration `first`."""
     # Two buffers hold the values of even and of odd levels: ops read one and write the other.
+    # A tile is tiles[1] configurations; `pieces` are the costs, as in `cost_columns`.
 
     def run_tile(t: Array, carry: Carry) -> Carry:
-        """Compute the makespans of tile t, and write them into row t of the values."""
+        """Compute the makespans of tile t, row t of `values`; even and odd levels have a buffer."""
         values, columns, cost, even, odd = carry
         columns = cost_columns(columns, pieces, first + t * Unsigned(tiles[1]))
         cost = cost_sums(cost, program.terms, program.num_rows, columns)
@@ -216,8 +217,8 @@ def values_by_level(
         even, odd = for_loop(0, program.num_pairs, run_levels, (even, odd))
         return put_row(values, take_row(even, program.last), t), columns, cost, even, odd
 
-    *buffers, slots = empty_buffers(program, pieces, tiles)
-    return for_loop(0, tiles[0], run_tile, (*buffers, slots, slots))[0]
+    *arrays, slots = empty_buffers(program, pieces, tiles)
+    return for_loop(0, tiles[0], run_tile, (*arrays, slots, slots))[0]
 
 
 def _run_two_levels(

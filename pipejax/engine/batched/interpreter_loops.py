@@ -248,8 +248,8 @@ def counts_on_path(
     return counts
 
 
-def _second_weights(choices: Array, op: Array) -> Array:
-    """Return the weights (1, width) of an op's second operand; exact weights are packed bits."""
+def _second_shares(choices: Array, op: Array) -> Array:
+    """Return the share (1, width) of a path that takes an op's second operand; bits are packed."""
     # Bytes are transposed, from eight ops of a configuration to eight configurations of an op. Bit
     # i of byte j belongs to configuration i * bytes + j: the eighths of a row are put on top of
     # each other, which needs no shuffle across lanes. `_add_counts` unpacks them the same way.
@@ -272,15 +272,16 @@ def _mark_path(
     # `state` (slots, width) has a mark by slot, `on_path` (rows, width) by op and second operand.
 
     def mark_operands(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        """Mark the operands of the k-th op before the end of the stretch."""
-        state, on_path, row_copy = carry
+        """Mark the operands of the op k + 1 places before the end: ops run from last to first."""
+        state, on_path, op_mark = carry
         op = end - Unsigned(1) - k
         first_slot, second_slot, slot = (program.code[op, c] for c in range(3))
         row = Unsigned(2) * (op - first)
-        # copy the row before the state is written to
-        row_copy = put_row(row_copy, take_row(state, slot), Unsigned(0))
-        # the path goes on over the second operand with `weight`, else over the first
-        op_path, weight = take_row(row_copy, Unsigned(0)), _second_weights(choices, op)
+        # `op_mark` holds the op's row in row 0, as the state is written to below
+        op_mark = put_row(op_mark, take_row(state, slot), Unsigned(0))
+        # the path goes on over the second operand with `weight`, else over the first; a byte is the
+        # marks of 8 configurations: path 0110 and weight 0011 give first 0100 and second 0010
+        op_path, weight = take_row(op_mark, Unsigned(0)), _second_shares(choices, op)
         if op_path.dtype == jnp.uint8:
             first_path, second_path = op_path & ~weight, op_path & weight
         else:
@@ -289,10 +290,10 @@ def _mark_path(
         on_path = put_row(on_path, second_path, row + Unsigned(1))
         state = put_row(state, take_row(state, second_slot) + second_path, second_slot)
         state = put_row(state, take_row(state, first_slot) + first_path, first_slot)
-        return put_row(state, jnp.zeros_like(op_path), slot), on_path, row_copy
+        return put_row(state, jnp.zeros_like(op_path), slot), on_path, op_mark
 
-    row_copy = jnp.zeros((2, on_path.shape[1]), on_path.dtype)
-    state, on_path, _ = for_loop(0, end - first, mark_operands, (state, on_path, row_copy))
+    op_mark = jnp.zeros((2, on_path.shape[1]), on_path.dtype)
+    state, on_path, _ = for_loop(0, end - first, mark_operands, (state, on_path, op_mark))
     return state, on_path
 
 
@@ -305,7 +306,7 @@ def _add_counts(
     # uses of a cost row, the sum of two columns (`terms[row]`), no more than fit into a byte.
     is_bits = on_path.dtype == jnp.uint8
     # row i takes bit i of every byte, that is configurations i * width to (i + 1) * width - 1 (see
-    # `_second_weights`), so the rows one after the other are in the order of the batch
+    # `_second_shares`), so the rows one after the other are in the order of the batch
     shape = (BITS if is_bits else 1, on_path.shape[1])
     bit = jnp.uint8(1) << jax.lax.broadcasted_iota(jnp.uint8, shape, 0)
 
@@ -314,8 +315,8 @@ def _add_counts(
         row, first, end = (backward.tallies[t, c] for c in range(3))
 
         def add_use(k: Array, total: Array) -> Array:
-            """Add use k to the total (shape) of each configuration; bits 0 0 8 0 add 0 0 1 0."""
-            use_path = take_row(on_path, backward.uses[k])
+            """Add 1 to the total of each configuration with use k on its critical path."""
+            use_path = take_row(on_path, backward.uses[k])  # as bits: 0 0 8 0 adds 0 0 1 0
             return total + (jnp.minimum(use_path & bit, 1) if is_bits else use_path)
 
         total = for_loop(first, end, add_use, jnp.zeros(shape, on_path.dtype))

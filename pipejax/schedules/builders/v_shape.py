@@ -61,29 +61,19 @@ from pipejax.schedules.table.table import ScheduleTable
 MAX_RUNS = 3  # runs of one order
 SAMPLE_MICROBATCHES = 3  # per worker, in short runs that select orders
 SELECTED_ORDERS = 4  # best orders of short runs, which are run in full
-# fields of `Order`: delay, overrunning and prefers_weights
-ORDER_RULES: tuple[tuple[float, tuple[Phase, ...], bool], ...] = (
-    (0.0, (Phase.W,), False),
-    (FOREVER, (Phase.W,), False),
-    (FOREVER, SPLIT, False),
-    (FOREVER, SPLIT, True),
+# (delay, has_weights_last, runs_ahead, prefers_weights, overrun_phases), fields of `Order`
+ORDER_RULES: tuple[tuple[float, bool, bool, bool, tuple[Phase, ...]], ...] = (
+    (0.0, True, True, False, (Phase.W,)),
+    (FOREVER, True, True, False, (Phase.W,)),
+    (FOREVER, True, True, False, SPLIT),
+    (FOREVER, True, True, True, SPLIT),
 )
 
 
 def shortest_run(work: Work, blocks: Sequence[BuildingBlock]) -> Timeline | None:
     """Run blocks in several orders; return the run with the least span of its slowest worker."""
     # Return None if no run keeps the limits. With many microbatches, short runs select orders.
-    orders = [
-        Order(
-            block,
-            delay,
-            is_delayed_at_end=True,
-            runs_ahead=True,
-            prefers_weights=prefers_weights,
-            overrunning=overrunning,
-        )
-        for block, (delay, overrunning, prefers_weights) in itertools.product(blocks, ORDER_RULES)
-    ]
+    orders = [Order(block, *rule) for block, rule in itertools.product(blocks, ORDER_RULES)]
     sample = SAMPLE_MICROBATCHES * len(work.limits)
     if len(work.microbatch_pipes) > sample + sample // 2:  # else the sample saves nothing
         short = work._replace(microbatch_pipes=work.microbatch_pipes[:sample])
@@ -282,9 +272,7 @@ def _repeat_block(work: Work, waits: Waits, delay: float = INTERVAL / 2) -> Time
     # `delay` is the time after its place in the block at which a weight gradient is due [slots].
     block = building_block(work, waits, INTERVAL)
     runs_ahead = any(any(wait) for wait in waits)  # without any wait, later ops would overlap
-    order = Order(
-        block, delay, is_delayed_at_end=True, runs_ahead=runs_ahead, prefers_weights=False
-    )
+    order = Order(block, delay, has_weights_last=True, runs_ahead=runs_ahead, prefers_weights=False)
     run = list_schedule(work, Rules(order=order))
     assert run is not None  # the block keeps these limits
     return run

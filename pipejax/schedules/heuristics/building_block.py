@@ -170,11 +170,11 @@ class Order(NamedTuple):
 
     block: BuildingBlock  # block whose repetition is the order
     delay: float  # time after its start in the block from which a weight gradient goes first
-    is_delayed_at_end: bool  # whether the last weight gradients wait until nothing else is left
+    has_weights_last: bool  # whether the last weight gradients wait until nothing else is left
     runs_ahead: bool  # whether a worker that waits takes later forwards and gradients
     prefers_weights: bool  # whether a worker that waits takes weight gradients first
     # phases that may end after the next op could start, on the worker that would idle longest
-    overrunning: tuple[Phase, ...] = ()
+    overrun_phases: tuple[Phase, ...] = ()
     spare: Sequence[Time] = ()  # (workers) harmless idle time of each; empty if unknown
 
 
@@ -228,21 +228,21 @@ class RowOrder:
                 return None
             return next_op if self._has_memory(next_op, worker) else weight
         # the next op is not there yet: fill the wait with a weight gradient or a later op
-        overrunning: tuple[Phase, ...] = ()
+        overrun_phases: tuple[Phase, ...] = ()
         if self._would_idle_longest(worker, wait):
-            overrunning = self.order.overrunning
-        fills_wait = weight is not None and self._fits_wait(weight, wait, overrunning)
+            overrun_phases = self.order.overrun_phases
+        fills_wait = weight is not None and self._fits_wait(weight, wait, overrun_phases)
         if fills_wait and self.order.prefers_weights:
             return weight
         if self.order.runs_ahead:
-            later_op = self._later_op(worker, ready, wait, overrunning)
+            later_op = self._later_op(worker, ready, wait, overrun_phases)
             if later_op is not None:
                 return later_op
         return weight if fills_wait else None
 
     def _is_due(self, weight: Op, worker: int) -> bool:
         """Return whether a weight gradient goes before the next op of the order."""
-        if self.order.is_delayed_at_end and not self.remaining_forwards[worker]:
+        if self.order.has_weights_last and not self.remaining_forwards[worker]:
             return False
         next_urgency = self.urgencies[worker][self.next_position[worker]]
         return self.urgency(weight) + self.order.delay < next_urgency
@@ -256,17 +256,17 @@ class RowOrder:
 
     def _would_idle_longest(self, worker: int, wait: Time) -> bool:
         """Return whether waiting would make a worker idle longer than every other worker."""
-        if not self.order.overrunning or wait == FOREVER:
+        if not self.order.overrun_phases or wait == FOREVER:
             return False
         spare = self.order.spare[worker] if self.order.spare else 0
         return wait > max(spare, *self.idle) - self.idle[worker] + self.tolerance
 
-    def _fits_wait(self, op: Op, wait: Time, overrunning: tuple[Phase, ...]) -> bool:
+    def _fits_wait(self, op: Op, wait: Time, overrun_phases: tuple[Phase, ...]) -> bool:
         """Return whether an op ends within `wait`, or has a phase that may end later."""
-        return op.phase in overrunning or self._duration(op) <= wait + self.tolerance
+        return op.phase in overrun_phases or self._duration(op) <= wait + self.tolerance
 
     def _later_op(
-        self, worker: int, ready: Iterator[Op], wait: Time, overrunning: tuple[Phase, ...]
+        self, worker: int, ready: Iterator[Op], wait: Time, overrun_phases: tuple[Phase, ...]
     ) -> Op | None:
         """Return the first ready op of the order that fits the wait and memory, or None."""
         # `wait` is the time until the worker's next op can start; of ready ops of a phase and stage
@@ -277,7 +277,7 @@ class RowOrder:
             if candidate is None or op.microbatch < candidate.microbatch:
                 candidates[op.phase, op.stage] = op
         for op in sorted(candidates.values(), key=self.position.__getitem__):
-            if self._fits_wait(op, wait, overrunning) and self._leaves_memory(op, worker):
+            if self._fits_wait(op, wait, overrun_phases) and self._leaves_memory(op, worker):
                 return op
         return None
 

@@ -219,7 +219,7 @@ class _Rounds:
                 return count
         return None
 
-    def fill(self, stage: int, phase: Phase) -> None:
+    def fill_wait(self, stage: int, phase: Phase) -> None:
         """Run weight gradients while the next op of a phase on a stage waits for its input."""
         arrival = self.timeline.arrival[Op(phase, stage, self.done[phase][stage])]
         duration = self.durations[W][stage]
@@ -305,7 +305,7 @@ class _Rounds:
             if is_needed or can_run:
                 for _ in range(num_weights or 0):
                     self.put(W, stage)
-                self.fill(stage, F)
+                self.fill_wait(stage, F)
                 self.put(F, stage)
 
     def run(self) -> TimedOps:
@@ -314,7 +314,8 @@ class _Rounds:
         for microbatch in range(1, self.total):
             self.run_forwards(microbatch)
             for stage in reversed(self.stages):
-                self.fill(stage, I)
+                self.fill_wait(stage, I)
+                # no stage waits for an I of stage 0: without a forward to run, its W may go first
                 if stage == 0 and self.done[F][0] == self.total:
                     while self.num_pending_weights(0):
                         self.put(W, 0)

@@ -191,8 +191,8 @@ def cell_durations(
 
 def with_idle_slots(table: ScheduleTable) -> ScheduleTable:
     """Return a table with idle slots, in which every op's column shows its start."""
-    # Offloads and loads come after the op that issues them, also across rows. In this order,
-    # workers can share any host link without a deadlock.
+    # Columns of starts put offloads and loads after the op that issues them, also across rows. With
+    # columns in such an order, workers can share any host link without a deadlock.
     if table.grammar.side_phases:  # ops of two lanes may start at once: one column would hold both
         return table
     cells, partners = _cells_by_start(table)

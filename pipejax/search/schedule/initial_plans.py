@@ -178,7 +178,7 @@ def _times(problem: Problem) -> Mapping[str, NumpyArray]:
 MAX_WAITS = (1, 2, 4, 8)  # choices of the longest wait, in halves of a mean op time
 STRETCHES = (1.0, 1.0, 1.0, 1.0, 1.05, 1.1, 1.2, 1.4, 1.7)  # choices of `stretch`
 DELAYS = (0.0, 0.5, 1.0, 2.0, 4.0, FOREVER)  # choices of `delay`
-USUALLY = (True, True, True, False)  # choices of `is_delayed_at_end` and `runs_ahead`
+USUALLY = (True, True, True, False)  # choices of `has_weights_last` and `runs_ahead`
 STALE = 200  # the search ends after STALE + 3 * (number of the last improving draw) draws
 FEW = 3  # microbatches per worker in short plans, which select draws for complete plans
 
@@ -189,7 +189,7 @@ class BlockDraw(NamedTuple):
     waits: tuple[int, ...]  # waits of forwards, of gradients and between legs [half ops]
     stretch: float  # interval, relative to the least interval that memory and work allow
     delay: float  # time until a weight gradient is due [intervals]
-    is_delayed_at_end: bool  # as in `Order`
+    has_weights_last: bool  # as in `Order`
     runs_ahead: bool  # as in `Order`
     prefers_weights: bool  # as in `Order`
 
@@ -234,8 +234,8 @@ def run_draw(problem: Problem, block_draw: BlockDraw, shorter_than: float) -> Pl
     block = building_block(work, block_waits, least_interval(work))
     interval = block_draw.stretch * least_interval(work, block)
     block = building_block(work, block_waits, interval)
-    _, _, delay, is_delayed_at_end, runs_ahead, prefers_weights = block_draw
-    order = Order(block, delay * interval, is_delayed_at_end, runs_ahead, prefers_weights)
+    _, _, delay, has_weights_last, runs_ahead, prefers_weights = block_draw
+    order = Order(block, delay * interval, has_weights_last, runs_ahead, prefers_weights)
     by_span = problem.objective == "span"
     run = list_schedule(work, Rules(order=order), shorter_than, by_span=by_span)
     return None if run is None else to_plan_starts(problem, TimedOps.from_tuples(run.log))
@@ -271,7 +271,7 @@ class BlockSearch:
             tuple(self.random.randint(0, max_wait) for _ in range(4 * self.legs - 1)),
             choose(STRETCHES),
             choose(DELAYS),
-            is_delayed_at_end=choose(USUALLY),
+            has_weights_last=choose(USUALLY),
             runs_ahead=choose(USUALLY),
             prefers_weights=choose((True, False)),
         )
