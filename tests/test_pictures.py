@@ -22,9 +22,9 @@ from pipejax.analysis.runs.timeline import (
     arrows,
     bars,
     depths,
-    name_of_second,
     part_window,
     second_pipe,
+    second_pipe_name,
 )
 from pipejax.base import display
 from pipejax.cli.output.terminal_timeline import ShownRun, print_legend, print_run
@@ -89,7 +89,7 @@ def test_it_can_be_printed_and_says_what_it_shows(figure):
 def test_of_several_couples_of_pipes_every_second_one_has_strokes():
     table = pj.schedules.build("chimera", num_workers=4, num_microbatches=4, pipes=4)
     assert {op.microbatch for op in second_pipe(table)} == {1, 3}
-    assert name_of_second([table]) == "every second pipe"
+    assert second_pipe_name([table]) == "every second pipe"
 
 
 @with_cases("size width", ("column", 3.33), ("page", 7.0), ("9.5cm", 9.5 / 2.54), (5, 5.0))

@@ -15,7 +15,7 @@ from pipejax.costs.model.workload import Workload
 from pipejax.costs.planning import for_times
 from pipejax.costs.sources import CostSource, MeasuredCosts, SlotCosts, TableFile
 from pipejax.costs.system.system import System
-from pipejax.costs.topology import PlacedCosts, place_levels, place_nodes, places_on
+from pipejax.costs.topology import PlacedCosts, nodes_from_levels, place_levels, places_on
 from pipejax.schedules.builders.published import Builder
 from pipejax.schedules.naming import find
 from pipejax.schedules.registry import BUILT_IN
@@ -225,11 +225,11 @@ class Scenario:
     def place_nodes(self, table: ScheduleTable) -> Int[NumpyArray, " places"]:
         """Return the node of each place at which a worker of the table can run."""
         workload, system = self.workload, self.system
-        if workload is None or system is None:
-            return place_nodes(place_levels(self.source.sizes, table.num_workers))
+        if workload is None or system is None:  # measured costs, with numbers of workers per node
+            return nodes_from_levels(place_levels(self.source.sizes, table.num_workers))
         from pipejax.costs.stage.model_topology import model_levels
 
-        return place_nodes(model_levels(workload, system, table))
+        return nodes_from_levels(model_levels(workload, system, table))
 
     def _levels(self, table: ScheduleTable) -> list[Costs]:
         """Return a table's costs once per link level, with all messages on links of that level."""

@@ -442,11 +442,11 @@ def _divide_among_stages(times: Mapping[str, Any], table: ScheduleTable) -> dict
     """Convert times of a microbatch on a worker to times of one stage and one slice."""
     # A worker with 2 equal stages and 4 slices of a sequence: forward 8 s is 1 s per op.
     slices = table.grammar.slices
-    stage_factors = table.worker_parts / slices
+    # phases that a worker runs for all its stages at once; other times are a stage's part
     worker_fields = {phase.kind.time for phase in table.grammar.worker_phases}
     divided = dict(times)
     for name in times.keys() - {*MESSAGE_FIELDS, *DIMENSIONLESS}:
-        factor = 1 / slices if name in worker_fields else stage_factors
+        factor = (1 if name in worker_fields else table.worker_parts) / slices
         divided[name] = times[name] * factor
     if slices > 1 and "transmit" in times:
         divided["transmit"] = times["transmit"] / slices

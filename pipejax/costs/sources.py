@@ -18,7 +18,7 @@ from pipejax.schedules.table.held_activations import is_recomputed
 from pipejax.schedules.table.table import ScheduleTable
 
 Places = tuple[int, ...]
-HALVED = "input gradient (I) and weight gradient (W) each take half of the backward (B)"
+HALF_OF_B = "input gradient (I) and weight gradient (W) each take half of the backward (B)"
 
 
 @short_repr
@@ -72,7 +72,7 @@ class CostSource:
 
     def assumption(self, table: ScheduleTable) -> str:
         """State the assumption on times that the table needs and the source lacks; "" if none."""
-        return f"{HALVED}: give I and W if you know them" if self.halves_backward(table) else ""
+        return f"{HALF_OF_B}: give I and W if you know them" if self.halves_backward(table) else ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -124,7 +124,7 @@ def place_levels(sizes: Sequence[int], num_places: int) -> Levels:
     return levels
 
 
-def place_nodes(level: Levels) -> Int[NumpyArray, " places"]:
+def nodes_from_levels(level: Levels) -> Int[NumpyArray, " places"]:
     """Return the node number of each place, from the link levels of all pairs of places."""
     # first place of each place's node: 0 0 2 2 4 4 -> nodes 0 0 1 1 2 2
     first_places = (level == 0).argmax(axis=1)
@@ -197,7 +197,7 @@ class PlacedCosts(NamedTuple):
     @property
     def nodes(self) -> Int[NumpyArray, " places"]:
         """Node number of each place (places)."""
-        return place_nodes(self.level)
+        return nodes_from_levels(self.level)
 
     def choices(self, places: Places) -> Int[NumpyArray, "placements choices"]:
         """Return a row for each placement (placements, choices); equal rows have equal costs."""

@@ -25,10 +25,10 @@ from pipejax.analysis.runs.timeline import (
     arrows,
     bar_phases,
     bars,
+    deep_stage_name,
     depths,
-    name_of_deep,
-    name_of_second,
     second_pipe,
+    second_pipe_name,
     time_window,
 )
 from pipejax.base.array_types import Float, NumpyArray
@@ -597,7 +597,7 @@ def _draw_panel(
 def _legend(panels: Sequence[Panel], bars: Sequence[Bar], drawing: Drawing) -> list[Patch | Line2D]:
     """List the legend entries for colours, hatching and lines of all runs."""
     tables = [panel.run.table for panel in panels]
-    entries = bar_entries(bars, name_of_second(tables), name_of_deep(tables))
+    entries = bar_entries(bars, second_pipe_name(tables), deep_stage_name(tables))
     if drawing.transfers:
         entries.append(Patch(color=palette.MESSAGE, label="transfer"))
     if drawing.messages:

@@ -172,7 +172,7 @@ class Trace:
 
 
 def _note_on_marks(marks: Sequence[tuple[int, float, float]]) -> list[str]:
-    """Return a note on the length of marked steps, if the span of their ops is shorter."""
+    """Return a note if the marks (step, marked time, time of ops) [s] are longer than the ops."""
     marked, span = np.median([mark[1:] for mark in marks], axis=0).tolist() if marks else (0, 0)
     if marked <= 1.01 * span:
         return []

@@ -147,8 +147,8 @@ def nesterov_quadratic(
       condition_number: L / mu, above 1.
       strong_convexity: mu, above 0.
       minimiser: how w* is chosen, one of `MINIMISERS`. "solved" is the solution of
-        A w = (L - mu)/4 e_1, as in the source. "normal" is standard normal; Q then keeps the signs
-        of its QR decomposition.
+        A w = (L - mu)/4 e_1, as in the source. "normal" is standard normal; Q then has the
+        signs that its QR decomposition computes, so it is not uniform.
       num_batches: number of batches.
       batch_size: examples of a batch; all batches together have at least `dimension` examples.
       seed: random seed of Q and of a normal minimiser.

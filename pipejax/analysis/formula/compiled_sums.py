@@ -1,4 +1,4 @@
-"""The value of a closed form, the largest of its sums, computed by JAX for many values.
+"""The value of a closed form, the largest of its sums (facets), computed by JAX for many values.
 
 If several facets are equally large, the derivative is the counts of the first one. The derivative
 of the recurrence is the counts of a single path, too.
@@ -47,7 +47,7 @@ def _largest_jvp(
     for other_sum, other_tangent in zip(other_sums, other_tangents, strict=True):
         tangent = jnp.where(other_sum > largest, other_tangent, tangent)
         largest = jnp.maximum(largest, other_sum)
-    value = _largest(facets, primals[0])
+    value = _largest(facets, primals[0])  # not `largest`: second derivatives follow this rule too
     return value, jnp.broadcast_to(jnp.asarray(tangent, value.dtype), value.shape)
 
 

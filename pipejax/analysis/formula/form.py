@@ -354,7 +354,7 @@ class Formula:
 
 
 def ray_scale(form: Formula, rays: Vectors) -> Whole:
-    """Return the divisor (rays) that scales each ray's parameters into the box."""
+    """Return for each ray the divisor that scales its parameters into the ranges of the box."""
     # A ray is a direction. If the box fixes F at 2, the ray F = 6, B = 9 stands for F = 2, B = 3,
     # and its divisor is 3. If the box fixes no parameter, the divisor is the ray's last coordinate;
     # it is 0 if no multiple of the ray lies in the box. Without a box, the divisor is the sum of

@@ -91,10 +91,10 @@ def bars(evaluation: Evaluation, *, untimed: bool = True) -> list[Bar]:
     """
     program = evaluation.program
     rows = []  # node, worker, ops
-    for worker, slot in zip(*np.nonzero(program.node_of_cell), strict=True):
+    for worker, slot in zip(*np.nonzero(program.node_of_cell != SOURCE), strict=True):
         node = int(program.node_of_cell[worker, slot])
         rows.append((node, int(worker), evaluation.table.cell(worker, slot)))
-    for node in program.beside_cells.tolist():
+    for node in program.beside_cells.tolist():  # all-reduces and updates that are in no cell
         op = Op(Phase(int(program.phase[node])), int(program.stage[node]), NO_MICROBATCH)
         rows.append((node, int(program.worker[node]), (op,)))
     return [
@@ -127,7 +127,7 @@ def second_pipe(table: ScheduleTable) -> frozenset[Op]:
     return frozenset(op for op in ops if op.microbatch >= 0 and is_second[op.microbatch])
 
 
-def name_of_second(tables: Iterable[ScheduleTable]) -> str:
+def second_pipe_name(tables: Iterable[ScheduleTable]) -> str:
     """Return the legend for the ops of `second_pipe`; "" if no table has a second pipe."""
     pipes = max((table.num_pipes for table in tables), default=1)
     return {1: "", 2: "second pipe"}.get(pipes, "every second pipe")
@@ -142,7 +142,7 @@ def depths(table: ScheduleTable) -> list[float]:
     return values
 
 
-def name_of_deep(tables: Iterable[ScheduleTable]) -> str:
+def deep_stage_name(tables: Iterable[ScheduleTable]) -> str:
     """Return the legend for the shades of `depths`; "" if each worker has a single stage."""
     stages = max((table.stages_per_worker for table in tables), default=1)
     return {1: "", 2: "darker: first stages"}.get(stages, "darker: earlier stages")

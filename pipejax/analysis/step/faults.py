@@ -307,7 +307,7 @@ def _place(fault: Fault) -> str:
 
 
 def _joint_faults(trial: FaultRemoved, faults: Sequence[Fault]) -> Iterator[Fault]:
-    """Yield one fault for two that hide each other: without the first, ops wait for the second."""
+    """Yield a joint fault of two if, without one of them, ops still wait for the other."""
     rules, total = ",".join(fault.rules for fault in faults), trial.run.makespan
     saved, alone = trial.saves(rules), [max(fault.seconds, 0.0) for fault in faults]
     if len(faults) > 1 and saved > HIDING_RATIO * sum(alone) + NEGLIGIBLE * total:

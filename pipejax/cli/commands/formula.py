@@ -263,7 +263,7 @@ def _draw(
 
 
 class _FormOptions(NamedTuple):
-    """Options of a closed form, for the forms of several tables."""
+    """Options of the command, which apply to the closed form of each of its tables."""
 
     run: TableFields
     links: pj.Links
@@ -377,8 +377,8 @@ def _family(settings: _FormOptions, symbol: str, numbers: list[int]) -> "pj.resu
             raise NoFamilyError(f"{error} ({more})") from None
 
 
-def _parse_box(text: str | None, first: str) -> dict[str, tuple[float, float]]:
-    """Read ranges, as F=1:2,c=0:0.5, or F=1 of a parameter that is fixed."""
+def _parse_box(text: str | None, unit: str) -> dict[str, tuple[float, float]]:
+    """Read ranges, as F=1:2,c=0:0.5; without fixed parameters, `unit` is fixed at 1."""
     ranges: dict[str, tuple[float, float]] = {}
     has_unit = False
     form = "--box must be as F=1:2,c=0:0.5 or F=1, each once"
@@ -387,13 +387,13 @@ def _parse_box(text: str | None, first: str) -> dict[str, tuple[float, float]]:
         ends = [end.strip() for end in (low, high if colon else low)]
         low_end, high_end = (parse_seconds(end, f"--box: {name}") for end in ends)
         ranges[name] = low_end, high_end
-        has_unit |= any(math.isnan(parse_float(end)) for end in ends)
+        has_unit |= any(math.isnan(parse_float(end)) for end in ends)  # NaN: a text such as 5ms
     is_fixed = any(low == high for low, high in ranges.values())
-    if not ranges or first in ranges or is_fixed:
+    if not ranges or unit in ranges or is_fixed:
         return ranges
     if has_unit:
         raise ValueError(
-            f"--box {text} has a time in a unit, but ranges in times of {first}, which is 1: give "
-            f"a range of {first} too, or numbers alone"
+            f"--box {text} has a time in a unit, but ranges in times of {unit}, which is 1: give "
+            f"a range of {unit} too, or numbers alone"
         )
-    return {first: (1.0, 1.0), **ranges}
+    return {unit: (1.0, 1.0), **ranges}

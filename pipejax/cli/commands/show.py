@@ -254,8 +254,8 @@ def _print(scene: Scene, width: int | None) -> None:
             f"workers idle {percent(run.bubble_ratio)} of the time"
         )
         terminal_timeline.print_run(out, shown_run, label, (width or out.width) - label - 3, looks)
-        if shown_run.held is not None:
-            terminal_timeline.print_limit(out, shown_run.held)
+        if shown_run.held_memory is not None:
+            terminal_timeline.print_limit(out, shown_run.held_memory)
     if scene.window is not None:
         low, high = scene.window
         out.print(f"shown: {low / scene.unit.seconds:.5g} to {scene.unit.text(high)}")

@@ -285,11 +285,11 @@ def parse_costs(run: Any) -> CostFields:
 
 
 def _parse_machine(run: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the sizes of nodes, as (8,) or (4, 8), and the place of each worker; else ()."""
+    """Return the sizes of nodes, as (8,) or (4, 8), and each worker's place; () if not stated."""
     per_node = run.workers_per_node
     if per_node is not None and (run.costs is not None or run.model is not None):
-        other = "--costs: its file" if run.costs is not None else "--model: the system"
-        raise ValueError(f"--workers-per-node has no effect with {other} sets the nodes")
+        node_source = "--costs: its file" if run.costs is not None else "--model: the system"
+        raise ValueError(f"--workers-per-node has no effect with {node_source} sets the nodes")
     nodes: tuple[int, ...] = ()
     if per_node is not None:
         from pipejax.costs.topology import check_sizes
@@ -304,7 +304,8 @@ def _parse_machine(run: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     from pipejax.costs.measured.costs_file import read_sizes
     from pipejax.costs.topology import check_places, parse_places
 
-    if run.model is None and not (nodes if run.costs is None else read_sizes(run.costs)):
+    has_nodes = run.model is not None or (nodes if run.costs is None else read_sizes(run.costs))
+    if not has_nodes:
         raise ValueError(
             "--worker-places needs a machine of nodes: give --workers-per-node, a --costs file "
             "with nodes, or --model"

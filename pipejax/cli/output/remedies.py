@@ -104,8 +104,9 @@ def remedy_command(
 def _with_files(
     scenario: "pj.Scenario", base: "pj.Scenario", saved: "pj.Scenario | None"
 ) -> "pj.Scenario":
-    """Name the saved files of table and costs; drop a number of stages equal to the table's."""
+    """Let a remedy read the saved files of the run `base`, where the remedy has its values."""
     source = scenario.source
+    # unless the user typed --measured-stages, the table tells this number
     if source.stages == scenario.table().num_stages and not written("measured_stages"):
         source = dataclasses.replace(source, stages=None)
     scenario = scenario.replace(costs=source)
@@ -115,9 +116,8 @@ def _with_files(
     edits = tuple(e for e in scenario.edits if not isinstance(e, pj.costing.SlowWorkers))
     scenario = scenario.replace(costs=files, edits=edits)  # the file has the slow workers
     names = "schedule num_workers num_microbatches options"
-    if pick(scenario, names) != pick(base, names):
-        return scenario
-    return scenario.replace(**pick(saved, names))
+    is_same_table = pick(scenario, names) == pick(base, names)
+    return scenario.replace(**pick(saved, names)) if is_same_table else scenario
 
 
 def remedies_json(
@@ -305,12 +305,12 @@ def _able_launches(remedy: "Remedy") -> "list[pj.results.Launch]":
 
 def _effects(explanation: "Explanation") -> Iterator[object]:
     """Yield one line with the cause's time and the savings of remedies, without repetitions."""
-    leads = {"part": f"{explanation.bottleneck.kind} takes", "cause": "its removal saves"}
-    distinct: dict[tuple[float, str], Effect] = {}  # the first of equal effects
+    phrases = {"part": f"{explanation.bottleneck.kind} takes", "cause": "its removal saves"}
+    distinct: dict[tuple[float, str], Effect] = {}  # the first of equal times and causing parts
     for effect in explanation.effects:
         distinct.setdefault((effect.seconds, effect.part), effect)
     effects = distinct.values()
-    texts = [f"{leads.get(e.what, f'{e.what} saves')} {seconds(e.seconds)}" for e in effects]
+    texts = [f"{phrases.get(e.what, f'{e.what} saves')} {seconds(e.seconds)}" for e in effects]
     if texts:
         yield plain("; ".join(texts))
 

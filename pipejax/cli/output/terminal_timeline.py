@@ -30,7 +30,7 @@ class ShownRun:
     """A run as the terminal shows it."""
 
     run: "pj.Evaluation"
-    held: HeldMemory | None  # its memory, if that is shown
+    held_memory: HeldMemory | None  # memory of all workers, if it is shown
     window: "Window"  # part of the time axis that is shown [s]
     messages: bool  # whether messages are shown
     critical: bool  # whether the critical path is marked
@@ -80,7 +80,7 @@ def label_width(shown: Sequence[ShownRun]) -> int:
     for shown_run in shown:
         run = shown_run.run
         labels += [f"worker {run.workers - 1}", *phases_beside(run.table)]
-        labels += _peaks(shown_run.held)
+        labels += _peaks(shown_run.held_memory)
     return max(map(len, labels))
 
 
@@ -94,7 +94,7 @@ def print_run(
     """Print the lines of a run, each after a label that is `label` columns wide."""
     from pipejax.analysis.runs.timeline import arrows, phases_beside, second_pipe
 
-    run, held = shown.run, shown.held
+    run, held = shown.run, shown.held_memory
     looks = looks_of_runs([shown]) if looks is None else looks
     line = _Line(columns, shown.window, out.color_system is not None)
     second = second_pipe(run.table)
@@ -117,7 +117,7 @@ def print_run(
 
 def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
     """Print the meaning of colours, letters and lines."""
-    from pipejax.analysis.runs.timeline import name_of_second
+    from pipejax.analysis.runs.timeline import second_pipe_name
 
     in_colour = out.color_system is not None
     mark = "underlined" if in_colour else f"{CRITICAL_EDGE} before an op"
@@ -130,14 +130,15 @@ def print_legend(out: Console, shown: Sequence[ShownRun]) -> None:
         legend.append(Text.assemble(letter, f" {look.name}"))
     if any(shown_run.run.table.is_fused.any() for shown_run in shown):
         legend.append(Text("+ fused pair"))
-    if second := name_of_second(shown_run.run.table for shown_run in shown):
+    if second := second_pipe_name(shown_run.run.table for shown_run in shown):
         legend.append(Text(f"{STROKE} {second}"))
     if shown[0].messages:
         legend.append(Text("─ message under its sender"))
-    if shown[0].held is not None:
-        unit = shown[0].held.stages.unit
+    if shown[0].held_memory is not None:
+        unit = shown[0].held_memory.stages.unit
         count = "" if unit == "bytes" else ", in microbatches of one stage"
-        if "I" in looks and isinstance(share := shown[0].held.weight_share, float):
+        if "I" in looks and isinstance(share := shown[0].held_memory.weight_share, float):
+            # the part of an activation that I does not free
             count += f"; W still needs {share:.3g} of each after I"
         legend.append(Text(f"▃ {NAMES[unit]}{count}"))
     lines = [legend[0]]  # no entry is broken at the end of a line

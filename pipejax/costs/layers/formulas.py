@@ -56,12 +56,13 @@ def layer_flop(
 def _module_matrices(model: Model, kind: str, module: str) -> Number:
     """Count the weights that multiply each token in one part of a layer, such as "mlp"."""
     moe, mlp_matrices, mla = model.moe, model.mlp_matrices, model.mla
-    if module == "half_products":
+    if module == "half_products":  # every second matrix product
         return model.active_matrices(kind) / 2
     if module == "mla_up_proj" and mla is not None:
         query_width = model.query_hidden if mla.query_rank is None else mla.query_rank
-        down_and_out = query_width + mla.kv_rank + mla.rope_width + model.output_hidden
-        return model.attention_matrices - model.hidden * down_and_out
+        # widths of the matrices that are no up-projections: to the ranks, and from heads to hidden
+        other_widths = query_width + mla.kv_rank + mla.rope_width + model.output_hidden
+        return model.attention_matrices - model.hidden * other_widths
     if kind == "moe" and moe is not None:
         shared = mlp_matrices(moe.shared_experts * moe.expert_hidden)
         routed = moe.slots * mlp_matrices(moe.expert_hidden) + moe.experts * model.hidden

@@ -44,7 +44,7 @@ from pipejax.costs.topology import PlacedCosts, check_sizes, places_on
 from pipejax.schedules.cells.ops import WORKER, Phase, Slots
 from pipejax.schedules.table.table import ScheduleTable
 
-MIN_BANDWIDTH = 1e5  # smallest credible bandwidth [B/s], for messages of more bytes than this
+MIN_BANDWIDTH = 1e5  # smallest credible bandwidth [B/s], if a message is longer than 1e5 bytes
 BACK = "_back"  # suffix of keys for messages that carry gradients
 _PARTS = {**dict.fromkeys(MESSAGE_FIELDS, "s"), "bytes": "", "bandwidth": "B/s"}
 _MESSAGES = {f"{part}{way}": kind for part, kind in _PARTS.items() for way in ("", BACK)}
@@ -304,7 +304,7 @@ def _section_times(
     section: Any, sizes: _Sizes, where: str, scale: float
 ) -> dict[str, PerMicrobatch]:
     """Return latency and transmit time [s] of a section: (boundaries, microbatches)."""
-    if not isinstance(section, dict):
+    if not isinstance(section, dict):  # without workers_per_node, there is one link level
         raise ValueError(f"{where} must be one object without workers_per_node, got {section!r}")
     values = {
         key: _per_microbatch(value, sizes, "stage boundaries", f"{where}: {key}")

@@ -157,7 +157,7 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
             )
         if len(types) != layers:
             raise ValueError(f"{config.path}: layer_types must be {layers}, got {len(types)}")
-    elif not config.flag("use_sliding_window", kind.window is not None):
+    elif not config.flag("use_sliding_window", kind.window is not None):  # None: off by default
         return {}
     window = data.get("sliding_window", kind.window or None)
     if window is None or (isinstance(window, int) and window >= content["sequence_tokens"]):
@@ -167,9 +167,9 @@ def _window(config: _Config, kind: Architecture, content: Mapping[str, Any]) -> 
     elif "max_window_layers" in data:  # Qwen: the layers from this one on have the window
         windowed = max(0, layers - config.integer("max_window_layers", minimum=0))
     else:
-        older_key = config.integer("_sliding_window_pattern", default=kind.window_period)
-        period = config.integer("sliding_window_pattern", default=older_key)
-        windowed = layers - layers // period if period > 1 else layers
+        older_period = config.integer("_sliding_window_pattern", default=kind.window_period)
+        period = config.integer("sliding_window_pattern", default=older_period)
+        windowed = layers - layers // period if period > 1 else layers  # of 26 with period 6: 22
     tokens = whole_number(window, f"{config.path}: sliding_window", maximum=MAX_COUNT)
     return {"window_tokens": tokens, "windowed_layers": windowed} if windowed else {}
 

@@ -86,7 +86,7 @@ class Launch(NamedTuple):
 
 
 def _yaml(value: Any) -> str:
-    """Quote a value if Megatron-Bridge would not read it as text, such as E|(t|)*2."""
+    """Write a value for Megatron-Bridge: a layout of stages, E|(t|)*2, is text only in quotes."""
     if isinstance(value, dict):
         return f"{{{','.join(f'{key}:{_yaml(item)}' for key, item in value.items())}}}"
     return str(value) if re.fullmatch(PLAIN, str(value)) else json.dumps(value)

@@ -252,7 +252,7 @@ class OpClock:
         return result
 
     def watch(self, stage: PipelineStage) -> None:
-        """Wrap the methods of a stage to measure its ops; `watch_schedule` ends forwards."""
+        """Wrap the methods of a stage to measure its ops, but `watch_schedule` ends forwards."""
         forward, backward = stage.forward_one_chunk, stage.backward_one_chunk
         weight = stage.backward_weight_one_chunk
 

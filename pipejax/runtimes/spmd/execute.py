@@ -427,12 +427,12 @@ def execute(
     def on_worker(instructions: Instructions, state: WorkerState, target: Array) -> WorkerState:
         def slot(state: WorkerState, now: Instructions) -> tuple[WorkerState, None]:
             """Run the op or fused pair of a slot, then exchange messages."""
-            no_message = jnp.zeros(target.shape[1:], target.dtype)
+            no_message = jnp.zeros(target.shape[1:], target.dtype)  # (batch, hidden)
             moving = _InFlight(state, no_message, no_message)
-            for member in range(2):
-                fields = {name: getattr(now, name)[member] for name in op_fields}
-                step = now._replace(**fields)
-                moving = jax.lax.switch(step.code, BRANCHES, step, moving, target)
+            for position in range(2):  # the second op is idle unless the slot has a fused pair
+                fields = {name: getattr(now, name)[position] for name in op_fields}
+                op = now._replace(**fields)
+                moving = jax.lax.switch(op.code, BRANCHES, op, moving, target)
             return _exchange(moving, now, sizes), None
 
         worker_steps = jax.tree.map(lambda leaf: leaf[:, 0], instructions)

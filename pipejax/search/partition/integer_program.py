@@ -207,6 +207,7 @@ class SplitProgram:
         self.unit, self.limit = unit, limit  # unit and upper limit of the step time [s]
         self.bound, self.gap = 0.0, 0.0
         self.point: Columns = np.zeros(len(self.holding) + stages)
+        # whether a split may still be faster than `limit`; whether the variables are integers
         self.is_open, self.is_whole = True, False
         self._constraints: list[tuple[Any, NumpyArray, NumpyArray]] = []  # matrix, low, high
         on_stage = (self.stage == np.arange(stages)[:, None]) * 1.0  # (stages, variables)
@@ -280,9 +281,9 @@ class SplitProgram:
             self.point = solution.x[:-1]
         proven = solution.mip_dual_bound if self.is_whole else solution.fun
         if solution.status == _INFEASIBLE:
-            self.bound = self.limit
+            self.bound = self.limit  # no split is faster
         elif proven is not None:
-            bound = float(proven) * self.unit * (1 - SLACK)
+            bound = float(proven) * self.unit * (1 - SLACK)  # the solver's error is less
             self.bound = max(self.bound, min(bound, self.limit))
         self.is_open = self.bound < self.limit and solution.x is not None
 

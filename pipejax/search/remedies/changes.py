@@ -19,7 +19,7 @@ from pipejax.costs.model.launchers import COMBINED, LAUNCHERS
 from pipejax.costs.model.stack import load_stack
 from pipejax.costs.model.workload import Workload, assign_layers, model_parts, with_stage_layers
 from pipejax.costs.scaling import GROUPS
-from pipejax.costs.sources import HALVED
+from pipejax.costs.sources import HALF_OF_B
 from pipejax.costs.topology import places_on
 from pipejax.schedules.cells.ops import Phase, ScheduleError
 from pipejax.schedules.naming import find
@@ -40,7 +40,7 @@ from pipejax.search.schedule.optimize import optimize
 from pipejax.search.schedule.problem import LINKS_OF_SEARCH
 
 Stages = Float[NumpyArray, " stages"]
-WHOLE_EDGES = "all layers cost the same; a longer first or last stage is due to embedding or head"
+EDGE_COSTS = "all layers cost the same; a longer first or last stage is due to embedding or head"
 MIN_EDGE = 0.02  # share of a stage from which extra time is embedding or head, and no noise
 MIN_GAIN = 1e-3  # share of the step; smaller savings are not reported
 COMPILED = "compiled kernels"
@@ -98,7 +98,7 @@ def schedules(run: Candidate, names: Collection[str] | None = None) -> Iterator[
                 if other.table.updates_within:
                     continue
                 rules = _edge_rules(run, other)
-                assumptions = [WHOLE_EDGES] if rules else []
+                assumptions = [EDGE_COSTS] if rules else []
                 rules += _link_rules(run, other)
                 if rules:
                     other = other.scaled(other.what, rules, *assumptions)
@@ -184,13 +184,13 @@ def _assumptions(old: Candidate, new: Candidate) -> Iterator[str]:
     """Yield the assumptions behind a change of schedule, as texts."""
     is_measured = new.scenario.source.workload is None
     has_other_stages = new.table.num_stages != old.table.num_stages
-    if is_measured and has_other_stages and WHOLE_EDGES not in new.assumes:
+    if is_measured and has_other_stages and EDGE_COSTS not in new.assumes:
         yield "all layers of a stage cost the same, also when moved"
     if new.table.num_pipes > old.table.num_pipes:
         yield "a second copy of the weights, and a runtime that runs pipes in both directions"
     source = old.scenario.source
     if source.halves_backward(new.table) and not source.halves_backward(old.table):
-        yield HALVED
+        yield HALF_OF_B
 
 
 def microbatches(
@@ -357,8 +357,9 @@ def microbatch_orders(run: Candidate) -> Iterator[Candidate]:
     """Yield another order of unequal microbatches."""
     scenario, table = run.scenario, run.table
     # in another pipe, a microbatch would run on other workers, at unknown costs
-    has_known_costs = table.num_pipes == 1 and table.grammar.is_usual
-    scaled = scenario.find_edit(ScaledTimes)  # rules of microbatches apply after their order
+    has_known_costs = table.num_pipes == 1 and table.grammar.is_usual  # no custom ops
+    # a rule as forward@microbatch1*2 scales the second microbatch of any order, not its data
+    scaled = scenario.find_edit(ScaledTimes)
     is_scaled = scaled is not None and "@microbatch" in scaled.rules
     if is_scaled or not has_known_costs or not run.table_costs.per_microbatch():
         return

@@ -80,12 +80,13 @@ def _free_workers(
 def _free_time(
     problem: Problem, plan: Plan, share: float, rng: np.random.Generator
 ) -> dict[str, Ops]:
-    """Mark the ops that may change their order: those of a time window, with their O and L."""
+    """Mark the ops that may change their order: those that start in a random time window."""
     end = int(gradient_end(problem, plan).max())
     window = share * end
     first = rng.uniform(-window / 3, end - 2 * window / 3)  # a third may lie outside the step
     last = first + window
     free = {letter: (start >= first) & (start <= last) for letter, start in plan.starts.items()}
+    # an O or L is free with any of these ops of its stage and microbatch
     return free | dict.fromkeys("OL", free["F"] | free["I"] | free["O"] | free["L"])
 
 

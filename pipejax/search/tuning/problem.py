@@ -143,7 +143,7 @@ class TuningProblem:
     ) -> tuple[PerConfiguration, PerConfiguration]:
         """Return step times [s] and memory needs [B] of a batch of layer assignments."""
         size, table = len(assigned.layers), self.family.table(num_microbatches)  # size of the batch
-        program, held = self.family.lowered(num_microbatches)
+        program, held_counts = self.family.lowered(num_microbatches)
         microbatch_size = self.workload.minibatch / num_microbatches
 
         def price_one(shape: PricingShape, assigned: StageLayers, _: tuple[()]) -> tuple[Any, Any]:
@@ -151,11 +151,11 @@ class TuningProblem:
             model = shape.workload.model
             costs = costs_of_shape(shape, model, self.system, assigned, microbatch_size)
             memory = stage_bytes(*shape, assigned, microbatch_size)
-            static = held.static_bytes(memory.static, memory.version)
-            return costs, (static + held.activation_bytes(memory.parts)).max(axis=-1)
+            static = held_counts.static_bytes(memory.static, memory.version)
+            return costs, (static + held_counts.activation_bytes(memory.parts)).max(axis=-1)
 
-        shape = PricingShape(self.workload, table)
-        (costs, needs), _ = priced_on_host(price_one, shape, assigned, ())
+        batch_shape = PricingShape(self.workload, table)
+        (costs, needs), _ = priced_on_host(price_one, batch_shape, assigned, ())
         if size > FEW_RUNS:  # the batch is padded to one of a few lengths, so few programs compile
             costs = padded(costs, size)
             times = makespans(program, costs, batch_size=batch_length(costs), unroll=False)
@@ -163,7 +163,7 @@ class TuningProblem:
         times = np.empty(size)
         for k in range(size):
             row_costs = jax.tree.map(lambda leaf, k=k: leaf[k], costs)
-            row_program = program_for(program, row_costs)
+            row_program = program_for(program, row_costs)  # per microbatch, if these costs are
             vector = np.asarray(cost_vector(row_program, row_costs))
             times[k] = makespan_on_host(row_program, vector)
         return times, np.asarray(needs)[:size]

@@ -184,8 +184,8 @@ def _microbatches(joint: JointProblem, size: int | None) -> int:
             problem = TuningProblem.from_workload(
                 problem.family, workload, problem.system, memory_limit=problem.capacity < math.inf
             )
-        sizes = dataclasses.replace(joint, problem=problem, parts=("size",))
-        return _tune(sizes, None).best.microbatches
+        size_problem = dataclasses.replace(joint, problem=problem, parts=("size",))
+        return _tune(size_problem, method=None).best.microbatches
     count, remainder = divmod(workload.minibatch, size)
     if remainder:
         raise wrong("microbatch_size", f"{size} does not divide the minibatch {workload.minibatch}")

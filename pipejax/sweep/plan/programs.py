@@ -75,7 +75,7 @@ def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layou
     path_to = _sums_before(times.forward[:, :-1] + times.activation)
     path_from = _sums_before(times.back[:, :-1] + times.gradient)
     round_trip = path_to[:, -1] + times.forward[:, -1] + times.back[:, -1]
-    # any earlier stage may have the last gradient, whose all-reduce and update then follow
+    # tail of stage s: gradients from s to a stage e <= s, path_from[s] - path_from[e], then its end
     tail = path_from + np.maximum.accumulate(times.ending - path_from, axis=1)
     bound = np.maximum(round_trip + tail[:, -1], microbatches * times.work.sum(axis=1) / workers)
     if len(pipe.placement) > 1:
@@ -83,7 +83,7 @@ def lower_bounds(pipe: Pipe, costs: Costs, microbatches: Int[NumpyArray, " layou
     for worker in range(workers):
         on_worker = pipe.placement[0] == worker
         busy = microbatches * times.work[:, on_worker].sum(axis=1)
-        # a row may end with a W, which only all-reduce and update are sure to follow
+        # a row may end with a W: only A and U wait for it, no gradient of an earlier stage does
         row_tail = np.where(pipe.split, times.ending, tail)[:, on_worker].min(axis=1)
         row_tail = np.maximum(row_tail, times.update[:, on_worker].sum(axis=1))
         bound = np.maximum(bound, path_to[:, on_worker].min(axis=1) + busy + row_tail)

@@ -77,7 +77,7 @@ class NewDeal:
 
     @property
     def saves(self) -> float:
-        """Return the share of the slowest pipeline's mean time that the new deal saves."""
+        """Return the share of the slowest pipeline's mean time that the new order saves."""
         return 1 - float(self.after.mean() / self.before.mean())
 
     @property

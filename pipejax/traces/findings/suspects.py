@@ -349,7 +349,7 @@ class _MicrobatchTimes(NamedTuple):
     def _slow_in_replicas(
         self, replicas: Sequence[Place], workers: Sequence[Place]
     ) -> Iterator[Sequence[Suspect]]:
-        """Yield slow workers of replicas, then replicas, then microbatches of a replica."""
+        """Yield slow workers of one replica, then slow replicas, then slow microbatches of one."""
         microbatches = _places("microbatch", range(self.common.shape[1]))
         machines = [{**worker, **replica} for replica in replicas for worker in workers]
         yield self._outliers("worker", self.stage_logs - _stage_medians(self.stage_logs), machines)

@@ -463,19 +463,17 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
             if link is not None:
                 raise
             continue
-        times, early = _best_times(pipelines, runs)
-        result = Replay(pipelines, links, times, _span_errors(pipelines, runs, times[None])[0])
-        if early > MAX_EARLY:
-            implausible.append(result)
-        else:
-            results.append(result)
+        times, early_share = _best_times(pipelines, runs)
+        (errors,) = _span_errors(pipelines, runs, times[None])  # of one candidate
+        result = Replay(pipelines, links, times, errors)
+        (implausible if early_share > MAX_EARLY else results).append(result)
     results = results or implausible
     # if errors are equal up to rounding, the first and simplest model wins
     best = min(results, key=lambda result: round(result.mean_error, 9))
     # the median ignores steps that no model explains, such as the first step of a run
     noise = max(MIN_NOISE, DEVIATION * float(np.median(np.abs(best.errors))))
     fits, equivalent = _compare_models(results, best, noise)
-    if noise > MAX_NOISE:
+    if noise > MAX_NOISE:  # the first equivalent model is the simplest: compare with it instead
         best = next(result for result in results if result is best or result in equivalent)
         fits, equivalent = _compare_models(results, best, noise)
     names = [model_name(result.links) for result in equivalent]
