@@ -74,7 +74,7 @@ def test_every_schedule_grows_as_it_is_built(name, link):
     links = (LINKS | SHARED)[link]
     program = lowered(name, 4, 32, links)
     if name in IRREGULAR:
-        with pytest.raises(ValueError, match="hold no period"):
+        with pytest.raises(ValueError, match="have no period"):
             steady_state(program)
         return
     step = steady_state(program).microbatches
