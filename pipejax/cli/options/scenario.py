@@ -140,10 +140,10 @@ def explain_commands(
         link=str(row.link[0]) or link,
         files=files,
     )
-    # the launcher that the source of the row names, else none, else one whose defaults the row has
+    # the launcher that the source of the row names, else none: others would advise wrong options
     source = str(row.source[0])
     named = [name for name in LAUNCHERS if name.partition("-")[0] in source]
-    for launcher in dict.fromkeys([*named, "", *LAUNCHERS]):
+    for launcher in [*named, ""]:
         launcher_files = files | {"launcher": launcher} if launcher else files
         with suppress(ValueError, OSError):  # the launcher's defaults differ from the row
             return (command_line(scenario.replace(files=launcher_files), "explain"),)
