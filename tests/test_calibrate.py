@@ -269,6 +269,25 @@ def test_whitened_parameters_are_numbers_within_their_limits(plain_a100):
     np.testing.assert_allclose(parameters.slopes(points), moved, rtol=1e-6)
 
 
+@with_cases("stack", "megatron-core-2024", "torchtitan-2024-eager", None)
+def test_whitened_parameters_are_numbers_that_a_system_may_have(plain_a100, stack):
+    system = plain_a100 if stack is None else pj.load_stack(stack).on(plain_a100)
+    names = [name for name in PRIORS if system_number(system, name) > 0]
+    parameters = parameters_with_priors(system, names)
+    for size in (-6.0, 6.0):
+        values = parameters.values(np.full((1, len(names)), size))[0]
+        for name, value in zip(names, values.tolist(), strict=True):
+            system.with_number(name, value)
+
+
+@pytest.mark.parametrize("draw", range(3))  # device and host took longer than their sum
+def test_a_fit_of_few_rows_keeps_numbers_within_their_limits(draw):
+    rows = read_rows(pj.files.DATA / "measured" / "unseen" / "bloom_a100.csv")
+    few = rows.take(np.random.default_rng(draw).permutation(len(rows))[:5])
+    fitted = pj.calibrate(few, pj.load_system("a100"), fit="all").parameters["kernels.sharpness"]
+    assert fitted.value == pytest.approx(1.0, abs=0.2)
+
+
 def test_mistakes_are_named(plain_a100):
     with pytest.raises(ValueError, match=r"unknown fit 'memory\.size'"):
         parameters_with_priors(plain_a100, ["memory.size"])

@@ -28,6 +28,7 @@ class Prior(NamedTuple):
     centre: float | None = None
     spread: float = 0.3  # standard deviation of the logarithm, or of the logit
     limit: float = math.inf  # upper limit of the number; 1 for a share
+    least: float = 0.0  # lower limit of the number; the logarithm is of its distance from there
     # whether the system's number is the median even if `general`: vendors and tests of single
     # collectives know some numbers better than step times do
     is_own: bool = False
@@ -58,23 +59,25 @@ class Parameters(NamedTuple):
     centre: PerParameter  # median of the prior, in SI units
     spread: PerParameter  # standard deviation of the logarithm, or of a bounded number's logit
     limit: PerParameter  # upper limit of the number; infinite for an unbounded number
+    least: PerParameter  # lower limit of the number; 0 for a bounded number
 
     def values(self, points: Points) -> Points:
         """Convert whitened parameters to numbers in SI units."""
-        # The logarithm of an unbounded number is normal. For a bounded number, the logit of its
-        # share of the limit is normal: share / (1 - share) = odds of the median * exp(spread *
-        # point).
+        # The logarithm of an unbounded number's distance from its lower limit is normal. For a
+        # bounded number, the logit of its share of the limit is normal: share / (1 - share) = odds
+        # of the median * exp(spread * point).
         factor = np.exp(self.spread * points)
         median_share = np.where(self._is_bounded, self.centre / self._finite_limit, 0.5)
         odds = median_share / (1 - median_share) * factor
         bounded = self._finite_limit * odds / (1 + odds)
-        return np.where(self._is_bounded, bounded, self.centre * factor)
+        unbounded = self.least + (self.centre - self.least) * factor
+        return np.where(self._is_bounded, bounded, unbounded)
 
     def slopes(self, points: Points) -> Points:
         """Return the derivative of each number by its whitened parameter."""
         values = self.values(points)
         remaining_share = np.where(self._is_bounded, 1 - values / self._finite_limit, 1.0)
-        return self.spread * values * remaining_share
+        return self.spread * (values - self.least) * remaining_share
 
     @property
     def _is_bounded(self) -> NumpyArray:
@@ -104,8 +107,10 @@ def parameters_with_priors(
                 f"fit: {name} of {system.name} must be above 0 and below {prior.limit:g} to be "
                 f"fitted, got {centre:g}"
             )
-    spreads, limits = ([getattr(prior, name) for prior in priors] for name in ("spread", "limit"))
-    return Parameters(tuple(fitted_names), np.array(centres), np.array(spreads), np.array(limits))
+    columns = (
+        np.array([getattr(prior, name) for prior in priors]) for name in Parameters._fields[2:]
+    )
+    return Parameters(tuple(fitted_names), np.array(centres), *columns)
 
 
 def _centre(system_value: float, prior: Prior, general: bool) -> float:
@@ -119,7 +124,7 @@ def _centre(system_value: float, prior: Prior, general: bool) -> float:
 
 def with_factors(parameters: Parameters, names: Sequence[str], spread: float) -> Parameters:
     """Append parameters that multiply predicted times, with priors around 1."""
-    columns = zip(parameters[1:], (1.0, spread, np.inf), strict=True)
+    columns = zip(parameters[1:], (1.0, spread, np.inf, 0.0), strict=True)
     extended = (np.append(column, np.full(len(names), value)) for column, value in columns)
     return Parameters((*parameters.names, *names), *extended)
 
