@@ -226,3 +226,41 @@ def test_dropout_is_off_where_nothing_is_trained():
     model = dataclasses.replace(LLAMA, dropout=True)
     same = [at_work(pj.Workload(m, 1), prefill(8, 8)).tolist() for m in (model, LLAMA)]
     assert same[0] == same[1]
+
+
+@pytest.mark.parametrize(
+    ("mtp_layers", "tensor", "fused"), [(1, 1, False), (2, 1, False), (2, 4, True)]
+)
+def test_every_loss_of_mtp_keeps_its_logits(mtp_layers, tensor, fused):
+    model = dataclasses.replace(LLAMA, layers=4, sequence=4096, dropout=False, fused_loss=fused)
+    further = dataclasses.replace(model, mtp_layers=mtp_layers)
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+
+    def last_activations(model, layers):
+        sizes = dataclasses.replace(model, layers=layers)
+        workload = pj.Workload(sizes, 4, tensor_parallel=tensor, sequence_parallel=tensor > 1)
+        return stage_bytes(workload, table).activations[-1]
+
+    layer = (last_activations(model, 8) - last_activations(model, 4)) / 2
+    # 4,096 tokens: input and output of the last norm, 16 bits a unit; logits of the loss; then the
+    # embedding's norm keeps h and the product of embedding and state 2 h
+    logit = 2 if fused else 4
+    loss = 4096 * (2 * 2 * 8192 + logit * 128256) / tensor
+    joined = 4096 * 3 * 2 * 8192 / tensor
+    added = last_activations(further, 4) - last_activations(model, 4)
+    assert added == pytest.approx(mtp_layers * (layer + loss + joined), rel=1e-12)
+
+
+def test_w_of_mtp_needs_its_joint_input():
+    model = dataclasses.replace(LLAMA, layers=4, sequence=4096)
+    table = pj.schedules.build("zb-h1", num_workers=2, num_microbatches=4)
+    plain, further = (
+        stage_bytes(pj.Workload(dataclasses.replace(model, mtp_layers=count), 4), table)
+        for count in (0, 1)
+    )
+    until_w = [memory.weight_share[-1] * memory.activations[-1] for memory in (plain, further)]
+    layer = plain.weight_share[0] * plain.activations[0] / 2  # stage 0: two layers, no dropout
+    # the head needs its input and the logits' gradient, the product of MTP 2 h
+    assert until_w[1] - until_w[0] == pytest.approx(
+        layer + 4096 * 2 * (3 * 8192 + 128256), rel=1e-12
+    )

@@ -340,7 +340,11 @@ def bytes_of_stages(
     embedding_bytes, head_bytes = formulas.edge_activation_bytes(model, layout)
     keys = (slices > 1) * formulas.key_bytes(model, layout)
     layer_input = formulas.layer_activation_bytes(model, layout, "full") + keys
-    edges = first * embedding_bytes + last * head_bytes
+    heads = last * (1 + model.mtp_layers)  # every loss keeps its logits until the backward
+    # an MTP layer keeps an embedding for its norm, h, and a product's input, 2 h, also for W
+    mtp_input = layout.trains_base * stages.mtp * model.mtp_layers
+    mtp_input = mtp_input * formulas.boundary_bytes(model, layout)
+    edges = first * embedding_bytes + heads * head_bytes + 3 * mtp_input
     layers = all_layers_by_kind(model, layout, stages)
     recomputed = layers_by_kind(model, layout, stages, stages.recomputed)
     group, has_w = layout.recompute_group, layout.trains_layers
@@ -373,7 +377,7 @@ def bytes_of_stages(
         kept_peak = (num_kept > 0) * (running - after_f - added_by_i)
         layer_peak_in_i = xp.maximum(layer_peak_in_i, kept_peak)
     held_in_i = held_in_i + layer_peak_in_i if has_w else layer_peak
-    head_for_w = last * formulas.head_weight_grad_bytes(model, layout)
+    head_for_w = heads * formulas.head_weight_grad_bytes(model, layout) + 2 * mtp_input
     needed_by_w, held_in_w = has_w * needed_by_w + head_for_w, 0.0 * last
     if layout.recompute_again:  # W starts from the checkpoints, as I does
         is_again = (has_r + stages.recomputed + len(recomputed_modules(recompute))) > 0
