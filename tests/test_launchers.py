@@ -122,6 +122,20 @@ def test_what_replicas_split(zero, megatron, reshard):
     assert lacking == ("ZeRO 1 without a pipeline (it has 0, 2 and 3)",)
 
 
+@with_cases(
+    # heads of keys and values: Llama 3 8B has 8, Qwen3.5 with experts 2, Phi-4 10
+    "kv_heads tensor runs",
+    *[(8, 8, True), (8, 16, False), (2, 2, True), (2, 4, False), (10, 4, False), (10, 5, True)],
+)
+def test_torchtitan_copies_no_heads_of_keys_and_values(kv_heads, tensor, runs):
+    model = dataclasses.replace(LLAMA, heads=4 * kv_heads, kv_heads=kv_heads, head_width=128)
+    split = {"tensor_parallel": tensor, "sequence_parallel": True}
+    megatron, torchtitan, _ = launcher_settings(model=model, **split)
+    heads = f"copies of {kv_heads} heads of keys and values"
+    lacks = [lack.partition(" (")[0] for lack in torchtitan.lacks]
+    assert (megatron.lacks, lacks) == ((), [] if runs else [heads])
+
+
 @with_cases("recompute words lacks", *read_cases("test_recomputation"))
 def test_recomputation(recompute, words, lacks):
     result = launcher_settings(recompute=recompute)

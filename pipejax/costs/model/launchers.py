@@ -492,6 +492,8 @@ def _unsupported_by_torchtitan(job: _Job) -> Iterator[str]:
         yield "context parallelism of weights that are not split (it needs ZeRO 1 to 3)"
     if workload.tensor_parallel > 1 and not workload.sequence_parallel:
         yield "tensor parallelism without sequence parallelism"
+    if (heads := workload.model.kv_heads) % workload.tensor_parallel:
+        yield f"copies of {heads} heads of keys and values (tensor parallelism must divide them)"
     if workload.has_experts and workload.expert_tensor not in (1, workload.tensor_parallel):
         yield f"experts in {workload.expert_tensor} parts (it has 1 and as many as of a layer)"
     if workload.recompute not in ("none", "full", "half_products"):
