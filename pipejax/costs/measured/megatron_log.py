@@ -56,6 +56,7 @@ class MegatronLog(NamedTuple):
     vocabulary: int  # padded size; 0 if the log does not say it
     memory_bytes: float  # peak that a rank allocated, NaN if the log does not say it [B]
     skipped: int = 0  # iterations of earlier runs
+    text_notes: Sequence[str] = ()  # notes on lines beside the arguments
 
     @classmethod
     def read(cls, path: str | Path) -> "MegatronLog":
@@ -198,7 +199,8 @@ class MegatronLog(NamedTuple):
             shared, notes = shared | columns, notes + differences
         check_columns(self.path, [*(shared | timed_rows[0] | memory | source)], cells or {})
         shared |= cells or {}
-        return [shared | row | memory | source for row in timed_rows], notes + self.notes()
+        notes += [*self.text_notes, *self.notes()]
+        return [shared | row | memory | source for row in timed_rows], notes
 
     @property
     def _global_batch(self) -> int:
@@ -408,7 +410,8 @@ def read_log(path: str | Path) -> MegatronLog | TrainerLog:
     arguments: dict[str, str] = {}
     times: list[TimedLine] = []
     vocabulary, memory, may_have_arguments, skipped = 0, 0.0, True, 0
-    for line in read_log_lines(path):
+    lines = read_log_lines(path)
+    for line in lines:
         if "-- arguments --" in line:  # a run begins
             skipped += len(times)
             arguments, times, vocabulary, memory, may_have_arguments = {}, [], 0, 0.0, True
@@ -431,7 +434,9 @@ def read_log(path: str | Path) -> MegatronLog | TrainerLog:
         arguments["num_experts"] = "None"
     elif counts := re.fullmatch(r"\[(\d+)(?:, \1)*\]", experts):  # equal in all layers: [8, 8]
         arguments["num_experts"] = counts[1]
-    return MegatronLog(Path(path), arguments, times, vocabulary, memory or math.nan, skipped)
+    notes = MEGATRON.notes("\n".join(lines), path)
+    memory = memory or math.nan
+    return MegatronLog(Path(path), arguments, times, vocabulary, memory, skipped, notes)
 
 
 def _line_memory(line: str) -> float:

@@ -31,7 +31,9 @@ _FACTORS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 UNSTEADY = 1.1  # ratio of step times above which a note is due
 MAX_BIAS = 0.02  # largest shift of a mean by odd steps, relative to the median
 MIN_STEPS = 5  # least number of steps on each side of a lasting change
+MAX_PARAMETER_ERROR = 0.01  # largest relative difference of a log's and a model's parameters
 _REQUIRED = ("tensor", "pipeline", "accelerators", "microbatch_size", "recompute")
+_CHECKS = ("parameters", "accumulation")  # numbers of a log that no column has
 
 
 class Trainer(NamedTuple):
@@ -40,7 +42,11 @@ class Trainer(NamedTuple):
     name: str  # name of the program
     marks: Mapping[str, str]  # text before the number of each quantity
     formula: str  # text on how the seconds follow from a line
-    facts: Mapping[str, str] = {}  # {column: text before its number}, on lines without iterations
+    # {column, or one of _CHECKS: text before its number}, on lines without iterations
+    facts: Mapping[str, str] = {}
+    # {column: {pattern of a text: pattern of the values that agree with it}}
+    states: Mapping[str, Mapping[str, str]] = {}
+    assumptions: Mapping[str, str] = {}  # {pattern of a text that is not read: assumption instead}
     note: str = ""  # text on what the reader ignores
     steps_of_run: str = ""  # text before the number of steps of a run, for exact step times
     resumed_at: str = ""  # text before the number of steps that earlier runs did
@@ -70,6 +76,11 @@ class Trainer(NamedTuple):
         """Return the numbers that follow a mark in a text."""
         return {self._read_number(number) for number in re.findall(mark + _NUMBER, text)}
 
+    def notes(self, text: str, path: str | Path) -> list[str]:
+        """Return notes on parts of a log's text that no column holds."""
+        matches = ((re.search(mark, text), why) for mark, why in self.assumptions.items())
+        return [f"{path}: {match[0][:50]!r} is not read: {why}" for match, why in matches if match]
+
     def num_steps(self, text: str) -> int:
         """Return the number of steps of a run, without earlier runs; 0 if the log is not clear."""
         totals = self.find_numbers(self.steps_of_run, text)
@@ -79,8 +90,12 @@ class Trainer(NamedTuple):
         return int(totals.pop() - max(earlier_steps, default=0))
 
 
-_RECORDS = read_named("arguments", "trainers", "file")[0]["trainers"]
-TRAINERS = tuple(Trainer(**record) for record in _RECORDS)
+_DATA = read_named("arguments", "trainers", "file")[0]
+# programs that print the settings of a library share what the reader knows of these
+TRAINERS = tuple(
+    Trainer(**_DATA["settings"][record.pop("settings", "")], **record)
+    for record in _DATA["trainers"]
+)
 MEGATRON = TRAINERS[0]
 
 
@@ -225,6 +240,8 @@ class TrainerLog(NamedTuple):
     trainer: Trainer  # the program that wrote it
     iterations: Sequence[Mapping[str, float]]  # {quantity: number} of each iteration
     facts: Mapping[str, str]  # {column: text} from lines without iterations
+    states: Mapping[str, tuple[str, str]] = {}  # {column: (text, pattern of values that agree)}
+    notes: Sequence[str] = ()  # notes on parts of the text that no column holds
     memory_bytes: float = math.nan  # peak that a rank allocated, NaN if not in the log [B]
 
     @classmethod
@@ -260,7 +277,14 @@ class TrainerLog(NamedTuple):
             iterations = [line for line in iterations if "runtime" in line]
             if steps := trainer.num_steps(text):
                 iterations = [{"seconds": line["runtime"] / steps} for line in iterations]
-        return cls(Path(path), trainer, iterations, facts)
+        states = {
+            column: (match[0], values)
+            for column, forms in trainer.states.items()
+            for form, values in forms.items()
+            if (match := re.search(form, text))
+        }
+        facts |= {column: values for column, (_, values) in states.items() if values.isalnum()}
+        return cls(Path(path), trainer, iterations, facts, states, trainer.notes(text, path))
 
     def rows(
         self, model: str, trained: Model, columns: Mapping[str, str]
@@ -278,9 +302,15 @@ class TrainerLog(NamedTuple):
         if has_batch and not is_rounded:
             log_columns.add("global_batch")
         check_columns(self.path, log_columns, columns)
-        check_columns(self.path, self.facts, columns)
-        columns = {**self.facts, **columns}
-        self._check_complete(columns, _REQUIRED if has_batch else (*_REQUIRED, "global_batch"))
+        for name, (text, values) in self.states.items():
+            if name in columns and not re.fullmatch(values, columns[name]):
+                why = f"the log has {text!r}: {name} must be {values}, got {columns[name]}"
+                raise ValueError(f"{self.path}: {why}")
+        facts = {name: value for name, value in self.facts.items() if name not in _CHECKS}
+        check_columns(self.path, facts, columns)
+        columns = {**facts, **columns}
+        batch_columns = () if has_batch else ("global_batch",)
+        self._check_complete(columns, (*_REQUIRED, *batch_columns, *self.states))
         rows, notes = rows_by_batch(self.path, self._timed_lines(lines, trained, columns))
         if num_cut := len(self.iterations) - len(lines):
             why = "lines with fewer numbers than the others are left out"
@@ -303,12 +333,28 @@ class TrainerLog(NamedTuple):
             )
         if self.trainer.note:
             notes = [*notes, f"{self.path}: {self.trainer.note}"]
+        notes = [*notes, *self.notes, *self._contradictions(trained, columns, rows)]
         return [{"model": model, **columns, **row, **memory, **source} for row in rows], notes
+
+    def _contradictions(
+        self, model: Model, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]
+    ) -> Iterator[str]:
+        """Yield notes on numbers of the log that differ from those of its rows."""
+        parameters = float(self.facts.get("parameters", model.parameters))
+        if abs(parameters / float(model.parameters) - 1) > MAX_PARAMETER_ERROR:
+            yield (
+                f"{self.path}: the log counts {parameters:,.0f} parameters, {model.name} has "
+                f"{float(model.parameters):,.0f}: rows predict steps that train all of these"
+            )
+        steps, batch = int(self.facts.get("accumulation", 0)), rows[-1]["global_batch"]
+        if steps and (size := steps * _sequences_at_once(columns)) != batch:
+            where = f"{steps} accumulation steps on {columns['accelerators']} accelerators"
+            yield f"{self.path}: {where} are {size} sequences, the log has {batch}"
 
     def _check_complete(self, columns: Mapping[str, str], required: Sequence[str]) -> None:
         """Refuse rows without a required column, which the user has to give."""
         if missing := [name for name in required if name not in columns]:
-            cells = ",".join(f"{name}=.." for name in missing)
+            cells = ",".join(f"{name}={self.states.get(name, ('', '..'))[1]}" for name in missing)
             kind = f"this log of {self.trainer.name}"
             if self.trainer is MEGATRON:
                 kind = "the log lists no arguments such as `num_layers ..... 48`, and"
@@ -345,17 +391,22 @@ class TrainerLog(NamedTuple):
 
     def _whole_batch(self, batch: float, columns: Mapping[str, str]) -> int:
         """Correct a rounded batch size to the user's, or to whole microbatches of replicas."""
-
-        def column(name: str) -> int:
-            return read_cell(whole(1), columns.get(name, "1"), name)
-
-        workers = math.prod(column(name) for name in ("tensor", "context", "pipeline"))
-        unit = column("microbatch_size") * column("accelerators") // workers or 1
+        unit = _sequences_at_once(columns) or 1
         # 1.02K of 3 digits stands for 1,015 to 1,025: its last digit is worth 10
         last_digit = 10 ** (math.floor(math.log10(batch or 1)) + 1 - self.trainer.digits)
         has_exact = "global_batch" in columns
-        nearest = column("global_batch") if has_exact else round(batch / unit) * unit
+        nearest = _cell(columns, "global_batch") if has_exact else round(batch / unit) * unit
         is_rounded = self.trainer.digits and 2 * abs(nearest - batch) <= last_digit
         if has_exact and not is_rounded:
             check_columns(self.path, {"global_batch": f"{batch:g}"}, columns)
         return nearest if is_rounded else round(batch)
+
+
+def _cell(columns: Mapping[str, str], name: str) -> int:
+    return read_cell(whole(1), columns.get(name, "1"), name)
+
+
+def _sequences_at_once(columns: Mapping[str, str]) -> int:
+    """Return the number of sequences in one microbatch of all replicas."""
+    workers = math.prod(_cell(columns, name) for name in ("tensor", "context", "pipeline"))
+    return _cell(columns, "microbatch_size") * _cell(columns, "accelerators") // workers
