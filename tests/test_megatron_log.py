@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from daily import with_cases
 
 import pipejax as pj
 from pipejax.analysis.step.step_time import StepTimes
@@ -302,3 +303,46 @@ def test_mistakes_beside_the_log(tmp_path, mistake, call, monkeypatch):
     short = "init", "rows", "--from", "short.log", "--model", "llama3-8b", "--json"
     (note,) = json.loads(call(*short)[1])["notes"]
     assert "only one line of 128 sequences, with its warm-up" in note
+
+
+@with_cases(
+    # of 30 layers on 4 workers Megatron-LM of November 2024 runs 7 each; of 80 layers on 32 stages
+    # 2 each, and of 40 on 16 (2 layers a stage ask for 5 // 2 stages on a worker)
+    "layers workers options dropped",
+    (30, 4, {}, 2),
+    (80, 16, {"virtual_pipeline_model_parallel_size": 2}, 16),
+    (40, 8, {"num_layers_per_virtual_pipeline_stage": 2}, 8),
+    (31, 4, {"account_for_embedding_in_pipeline_split": True}, 0),
+    (30, 4, {"decoder_first_pipeline_num_layers": 6}, 0),
+    (32, 4, {}, 0),
+)
+def test_layers_that_a_run_drops_are_said(layers, workers, options, dropped, tmp_path):
+    sizes = {"num_layers": layers, "pipeline_model_parallel_size": workers}
+    sizes |= {"virtual_pipeline_model_parallel_size": None, "tensor_model_parallel_size": 1}
+    path = log(tmp_path / "train.log", **(sizes | options))
+    _, notes = MegatronLog.read(path).rows("llama3-8b")
+    notes = [note for note in notes if "layers do not divide" in note]
+    assert len(notes) == (dropped > 0)
+    assert all(f": {layers} layers do" in note for note in notes)
+    assert all(f"drops {dropped} of them" in note for note in notes)
+
+
+@with_cases(
+    # multiples of 128 for each tensor-parallel rank, as Megatron pads
+    "vocabulary tensor multiple padded",
+    (50257, 1, 128, 50304),
+    (50257, 2, 128, 50432),
+    (50257, 8, 128, 51200),
+    (32000, 8, 1, 32000),
+    (32001, 8, 1, 32008),
+)
+def test_a_vocabulary_is_padded_as_in_the_run(vocabulary, tensor, multiple, padded, tmp_path):
+    path = log(
+        tmp_path / "train.log",
+        vocab_size=vocabulary,
+        tensor_model_parallel_size=tensor,
+        make_vocab_size_divisible_by=multiple,
+        padded_vocab_size="left out",
+    )
+    path.write_text(path.read_text().replace("padded vocab", "vocab"))
+    assert MegatronLog.read(path).model()["vocabulary"] == padded

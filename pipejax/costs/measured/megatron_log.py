@@ -7,7 +7,7 @@ file also lists the arguments that the reader ignores, and what the reader assum
 import ast
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,10 +103,12 @@ class MegatronLog(NamedTuple):
         heads, is_latent = content["heads"], self.is_on("multi_latent_attention")
         has_groups = self.is_on("group_query_attention")
         kv_argument = "num_query_groups" if has_groups else "num_key_value_heads"
+        multiple = self.integer("make_vocab_size_divisible_by", 1)
+        multiple *= self.integer("tensor_model_parallel_size", 1)
         vocabulary = self.vocabulary or self.integer("padded_vocab_size", 0, minimum=0)
         content |= {
             "kv_heads": heads if is_latent else self.integer(kv_argument, heads),
-            "vocabulary": vocabulary or self.integer("vocab_size"),
+            "vocabulary": vocabulary or -(-self.integer("vocab_size") // multiple) * multiple,
             "gated_mlp": self.is_on("swiglu") or "glu" in self.text("glu_activation"),
             "biases": self.arguments.get("add_bias_linear", "True") == "True",
             "learned_positions": self._has_positions,
@@ -199,8 +201,16 @@ class MegatronLog(NamedTuple):
             shared, notes = shared | columns, notes + differences
         check_columns(self.path, [*(shared | timed_rows[0] | memory | source)], cells or {})
         shared |= cells or {}
-        notes += [*self.text_notes, *self.notes()]
+        notes += [*self._dropped_layers(shared), *self.text_notes, *self.notes()]
         return [shared | row | memory | source for row in timed_rows], notes
+
+    def _dropped_layers(self, columns: Mapping[str, Any]) -> Iterator[str]:
+        """Yield a note if layers do not divide over stages, which Megatron-LM refuses today."""
+        stages, layers = columns["pipeline"] * columns["stages_per_worker"], self.text("num_layers")
+        ends = columns["embedding_units"] + columns["loss_units"]
+        if "pipeline_layout" not in columns and (rest := (int(layers) + ends) % stages):
+            why = f"Megatron-LM until 2024 drops {rest} of them, rows predict all"
+            yield f"{self.path}: {layers} layers do not divide over {stages} stages: {why}"
 
     @property
     def _global_batch(self) -> int:
