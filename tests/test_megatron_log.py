@@ -315,6 +315,7 @@ def test_mistakes_beside_the_log(tmp_path, mistake, call, monkeypatch):
     (31, 4, {"account_for_embedding_in_pipeline_split": True}, 0),
     (30, 4, {"decoder_first_pipeline_num_layers": 6}, 0),
     (32, 4, {}, 0),
+    (30, 4, {"deepspeed": True}, 0),  # DeepSpeed splits unequally
 )
 def test_layers_that_a_run_drops_are_said(layers, workers, options, dropped, tmp_path):
     sizes = {"num_layers": layers, "pipeline_model_parallel_size": workers}
@@ -325,6 +326,20 @@ def test_layers_that_a_run_drops_are_said(layers, workers, options, dropped, tmp
     assert len(notes) == (dropped > 0)
     assert all(f": {layers} layers do" in note for note in notes)
     assert all(f"drops {dropped} of them" in note for note in notes)
+
+
+def test_deepspeed_counts_embeddings_as_layers(tmp_path):
+    # BLOOM: 70 layers and both ends over 12 stages are 72 / 12 = 6 a stage
+    method = {"deepspeed": True, "pp_partition_method": "type:transformer|embedding"}
+    sizes = {"num_layers": 70, "pipeline_model_parallel_size": 12, "world_size": 48}
+    read = MegatronLog.read(log(tmp_path / "train.log", **sizes, **method))
+    columns = read.layout_columns()
+    assert [columns[f"{end}_units"] for end in ("embedding", "loss")] == [1, 1]
+    assert not any("pp_partition_method" in note for note in read.notes())
+    other = log(tmp_path / "other.log", pp_partition_method="parameters")
+    assert any(
+        "pp_partition_method parameters is not" in n for n in MegatronLog.read(other).notes()
+    )
 
 
 @with_cases(

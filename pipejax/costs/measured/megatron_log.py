@@ -208,7 +208,9 @@ class MegatronLog(NamedTuple):
         """Yield a note if layers do not divide over stages, which Megatron-LM refuses today."""
         stages, layers = columns["pipeline"] * columns["stages_per_worker"], self.text("num_layers")
         ends = columns["embedding_units"] + columns["loss_units"]
-        if "pipeline_layout" not in columns and (rest := (int(layers) + ends) % stages):
+        if "pipeline_layout" in columns or self.is_on("deepspeed"):  # which split unequally
+            return
+        if rest := (int(layers) + ends) % stages:
             why = f"Megatron-LM until 2024 drops {rest} of them, rows predict all"
             yield f"{self.path}: {layers} layers do not divide over {stages} stages: {why}"
 
@@ -229,6 +231,7 @@ class MegatronLog(NamedTuple):
             "expert": self.integer("expert_model_parallel_size", 1),
             "pipeline": self.integer("pipeline_model_parallel_size"),
         }
+        counts_ends = "embedding" in self.text("pp_partition_method")  # of DeepSpeed's pipeline
         zero, overlap = self._zero(), float(self.is_on("overlap_grad_reduce"))
         if zero:  # half of the traffic is gradients, the other half weights
             overlap = (overlap + self.is_on("overlap_param_gather")) / 2
@@ -243,8 +246,10 @@ class MegatronLog(NamedTuple):
             "sequence_parallel": int(self.is_on("sequence_parallel")),
             "overlap": overlap,
             "tensor_overlap": float(self.is_on("tp_comm_overlap")),
-            "embedding_units": int(self.is_on("account_for_embedding_in_pipeline_split")),
-            "loss_units": int(self.is_on("account_for_loss_in_pipeline_split")),
+            "embedding_units": int(
+                counts_ends or self.is_on("account_for_embedding_in_pipeline_split")
+            ),
+            "loss_units": int(counts_ends or self.is_on("account_for_loss_in_pipeline_split")),
         }
         if self.text("num_experts"):  # DeepSpeed leaves experts whole unless a switch is on
             is_whole = self.arguments.get("enable_expert_tensor_parallelism") == "False"
