@@ -132,6 +132,7 @@ def test_csv_says_the_same_by_other_names_and_units(public, runs, tmp_path):
         read(path, columns={"replica": "dp"})
 
 
+WORDS = {"F": "fwd", "B": "bwd"}
 FOUR_OPS = [(0, "F", 0, 12), (1, "F", 13, 12), (1, "B", 25, 24), (0, "B", 50, 24)]  # [ms]
 
 
@@ -153,6 +154,43 @@ def test_units_are_stated_by_names_or_by_plausible_times(head, factor, begin, tm
     assert sorted(length) == pytest.approx([12 * scale] * 2 + [24 * scale] * 2, rel=2e-3)
     notes = [text for text in trace.inferred if text.startswith("unit of times")]
     assert len(notes) == (head == "start,duration")
+
+
+NUMBERED = ("{0}{phase}{1}", "PP:{0}{phase}{1}", "{word} mb={1} stage={0}", "{word}_s{0}_mb{1}")
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@with_cases("form name", *itertools.product(NUMBERED, ("1f1b", "interleaved-1f1b")))
+def test_labels_in_a_column_of_names_state_stages_and_microbatches(form, name, replicas, tmp_path):
+    """Ranks count through the replicas of each worker, and no column says which is whose."""
+    table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
+    slices, _ = truth.recorded(table, 3, "nothing", steps=2, replicas=replicas, message=0.0)
+    ops = [s for s in slices if s.phase in "FB"]
+    lines = ["rank,name,ts_us,dur_us"]
+    for s in ops:
+        label = form.format(s.stage, s.microbatch, phase=s.phase, word=WORDS[s.phase])
+        rank = s.worker * replicas + s.replica
+        lines.append(f"{rank},{label},{1e6 * s.start:.3f},{1e6 * (s.end - s.start):.3f}")
+    lines.append(f"0,optimizer,{1e6 * slices[-1].end:.3f},10")
+    (tmp_path / "run.csv").write_text("\n".join(lines))
+    trace = read(tmp_path / "run.csv")
+    keys = zip(*(getattr(trace, name).tolist() for name in INTEGERS), strict=True)
+    rows = sorted((*key[:4], trace.phases[key[4]], key[5]) for key in keys if key[5] >= 0)
+    assert rows == sorted(
+        (s.step, s.replica, s.worker, s.stage, s.phase, s.microbatch) for s in ops
+    )
+
+
+def test_columns_of_stage_and_microbatch_tell_replicas_apart_by_their_ops(tmp_path):
+    rows = [
+        f"{2 * worker + replica},{op},{worker},0,{start + 3 * replica},{length}"
+        for worker, op, start, length in FOUR_OPS
+        for replica in (0, 1)
+    ]
+    (tmp_path / "run.csv").write_text("\n".join(["rank,op,stage,mb,start_ms,dur_ms", *rows]))
+    trace = read(tmp_path / "run.csv")
+    assert (trace.workers, trace.replicas) == (2, [0, 1])
+    assert trace.start[trace.replica == 1] == pytest.approx(trace.start[trace.replica == 0] + 3e-3)
 
 
 @with_cases("head factor begin why", *read_cases("undecided units of times"))

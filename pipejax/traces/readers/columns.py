@@ -17,7 +17,8 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MAX_COUNT, MAX_LISTED, resolve_name, wrong
 from pipejax.base.data_files import decimal_points
 from pipejax.traces.readers.chrome import read_events
-from pipejax.traces.readers.finish import finish_trace
+from pipejax.traces.readers.finish import Places, finish_trace, place_ranks
+from pipejax.traces.readers.labels import LabelOp, parse_labels
 from pipejax.traces.readers.parts import (
     FILE_NAMES,
     Columns,
@@ -79,12 +80,50 @@ def read_columns(paths: Sequence[Path], request: Request) -> Trace:
         batches += file_batches
     if not batches:
         return empty_trace(request.left_out)
+    if not any("microbatch" in batch for batch in batches):
+        _split_labels(batches, phase_names)
     rows, phases = _join_batches(batches, phase_names)
     _check_one_run(rows, rows.pop("file"), paths)
     if "stage" in rows:
         rows.pop("chunk", None)
     _check_numbers(rows)
-    return _with_workers(finish_trace(rows, phases, request, notes), request.sizes.world or None)
+    return _with_workers(_finish(rows, phases, request, notes), request.sizes.world or None)
+
+
+def _finish(rows: Columns, phases: Sequence[str], request: Request, notes: list[str]) -> Trace:
+    """Complete the trace; without a column of replicas, workers with the same ops are replicas."""
+    fields = ("phase", "stage", "microbatch")
+    if "replica" in rows or not {"worker", *fields} <= rows.keys():
+        return finish_trace(rows, phases, request, notes)
+    is_op = np.all([rows[name] >= 0 for name in ("worker", *fields)], axis=0)
+    op, worker = number_groups(*(rows[name][is_op] for name in fields)), rows["worker"][is_op]
+    workers_with_ops = np.unique(np.stack([op, worker]), axis=1)
+    if workers_with_ops.shape[1] == len(np.unique(op)):  # no op has two workers
+        return finish_trace(rows, phases, request, notes)
+    ranks, index = np.unique(rows["worker"], return_inverse=True)
+    parts = [{name: rows[name][index == k] for name in fields} for k in range(len(ranks))]
+
+    def build(places: Places, _: int) -> Trace:
+        replica, worker = np.array(places).T[:, index]
+        return finish_trace(rows | {"replica": replica, "worker": worker}, phases, request, notes)
+
+    world, replicas = request.sizes.world or len(ranks), request.sizes.replicas
+    return place_ranks(ranks.astype(int).tolist(), parts, world, replicas, build)
+
+
+def _split_labels(batches: Sequence[Columns], phase_names: Mapping[str, str]) -> None:
+    """Replace labels such as "fwd mb=3 stage=1" by phases, in place, and add their numbers."""
+    names = {name for batch in batches for name in np.unique(batch["phase"]).tolist()}
+    cells = parse_labels(names - phase_names.keys())
+    ops = {label: cell[0] for label, cell in cells.items() if len(cell) == 1}
+    if not ops or any(op.microbatch == NONE for op in ops.values() if op.phase in OPS):
+        return
+    for batch in batches:
+        labels, code = np.unique(batch["phase"], return_inverse=True)
+        row_ops = [ops.get(label) or LabelOp(label) for label in labels.tolist()]
+        for role, numbers in zip(LabelOp._fields, zip(*row_ops, strict=True), strict=True):
+            if role == "phase" or (role not in batch and max(numbers) >= 0):
+                batch[role] = np.array(numbers)[code]
 
 
 def _join_batches(
