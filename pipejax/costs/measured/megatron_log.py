@@ -17,6 +17,7 @@ from pipejax.costs.measured.trainer_logs import (
     TimedLine,
     TrainerLog,
     check_columns,
+    find_settings,
     read_log_lines,
     rows_by_batch,
 )
@@ -56,7 +57,7 @@ class MegatronLog(NamedTuple):
     vocabulary: int  # padded size; 0 if the log does not say it
     memory_bytes: float  # peak that a rank allocated, NaN if the log does not say it [B]
     skipped: int = 0  # iterations of earlier runs
-    text_notes: Sequence[str] = ()  # notes on lines beside the arguments
+    text_notes: Sequence[str] = ()  # notes on settings in other lines
 
     @classmethod
     def read(cls, path: str | Path) -> "MegatronLog":
@@ -201,16 +202,15 @@ class MegatronLog(NamedTuple):
             shared, notes = shared | columns, notes + differences
         check_columns(self.path, [*(shared | timed_rows[0] | memory | source)], cells or {})
         shared |= cells or {}
-        notes += [*self._dropped_layers(shared), *self.text_notes, *self.notes()]
-        return [shared | row | memory | source for row in timed_rows], notes
+        notes += [*self._dropped_layers(shared), *self.text_notes]
+        return [shared | row | memory | source for row in timed_rows], notes + self.notes()
 
     def _dropped_layers(self, columns: Mapping[str, Any]) -> Iterator[str]:
         """Yield a note if layers do not divide over stages, which Megatron-LM refuses today."""
         stages, layers = columns["pipeline"] * columns["stages_per_worker"], self.text("num_layers")
-        ends = columns["embedding_units"] + columns["loss_units"]
-        if "pipeline_layout" in columns or self.is_on("deepspeed"):  # which split unequally
-            return
-        if rest := (int(layers) + ends) % stages:
+        rest = (int(layers) + columns["embedding_units"] + columns["loss_units"]) % stages
+        # DeepSpeed and layouts split layers unequally
+        if rest and "pipeline_layout" not in columns and not self.is_on("deepspeed"):
             why = f"Megatron-LM until 2024 drops {rest} of them, rows predict all"
             yield f"{self.path}: {layers} layers do not divide over {stages} stages: {why}"
 
@@ -231,7 +231,6 @@ class MegatronLog(NamedTuple):
             "expert": self.integer("expert_model_parallel_size", 1),
             "pipeline": self.integer("pipeline_model_parallel_size"),
         }
-        counts_ends = "embedding" in self.text("pp_partition_method")  # of DeepSpeed's pipeline
         zero, overlap = self._zero(), float(self.is_on("overlap_grad_reduce"))
         if zero:  # half of the traffic is gradients, the other half weights
             overlap = (overlap + self.is_on("overlap_param_gather")) / 2
@@ -246,11 +245,11 @@ class MegatronLog(NamedTuple):
             "sequence_parallel": int(self.is_on("sequence_parallel")),
             "overlap": overlap,
             "tensor_overlap": float(self.is_on("tp_comm_overlap")),
-            "embedding_units": int(
-                counts_ends or self.is_on("account_for_embedding_in_pipeline_split")
-            ),
-            "loss_units": int(counts_ends or self.is_on("account_for_loss_in_pipeline_split")),
+            "embedding_units": int(self.is_on("account_for_embedding_in_pipeline_split")),
+            "loss_units": int(self.is_on("account_for_loss_in_pipeline_split")),
         }
+        if "embedding" in self.text("pp_partition_method"):  # of DeepSpeed's pipeline
+            columns["embedding_units"] = columns["loss_units"] = 1
         if self.text("num_experts"):  # DeepSpeed leaves experts whole unless a switch is on
             is_whole = self.arguments.get("enable_expert_tensor_parallelism") == "False"
             columns["expert_tensor"] = self.integer("expert_tensor_parallel_size", int(is_whole))
@@ -449,7 +448,7 @@ def read_log(path: str | Path) -> MegatronLog | TrainerLog:
         arguments["num_experts"] = "None"
     elif counts := re.fullmatch(r"\[(\d+)(?:, \1)*\]", experts):  # equal in all layers: [8, 8]
         arguments["num_experts"] = counts[1]
-    notes = MEGATRON.notes("\n".join(lines), path)
+    _, notes = find_settings(path, "\n".join(lines))
     memory = memory or math.nan
     return MegatronLog(Path(path), arguments, times, vocabulary, memory, skipped, notes)
 

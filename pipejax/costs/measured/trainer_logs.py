@@ -42,11 +42,7 @@ class Trainer(NamedTuple):
     name: str  # name of the program
     marks: Mapping[str, str]  # text before the number of each quantity
     formula: str  # text on how the seconds follow from a line
-    # {column, or one of _CHECKS: text before its number}, on lines without iterations
-    facts: Mapping[str, str] = {}
-    # {column: {pattern of a text: pattern of the values that agree with it}}
-    states: Mapping[str, Mapping[str, str]] = {}
-    assumptions: Mapping[str, str] = {}  # {pattern of a text that is not read: assumption instead}
+    facts: Mapping[str, str] = {}  # {column: text before its number}, on lines without iterations
     note: str = ""  # text on what the reader ignores
     steps_of_run: str = ""  # text before the number of steps of a run, for exact step times
     resumed_at: str = ""  # text before the number of steps that earlier runs did
@@ -76,11 +72,6 @@ class Trainer(NamedTuple):
         """Return the numbers that follow a mark in a text."""
         return {self._read_number(number) for number in re.findall(mark + _NUMBER, text)}
 
-    def notes(self, text: str, path: str | Path) -> list[str]:
-        """Return notes on parts of a log's text that no column holds."""
-        matches = ((re.search(mark, text), why) for mark, why in self.assumptions.items())
-        return [f"{path}: {match[0][:50]!r} is not read: {why}" for match, why in matches if match]
-
     def num_steps(self, text: str) -> int:
         """Return the number of steps of a run, without earlier runs; 0 if the log is not clear."""
         totals = self.find_numbers(self.steps_of_run, text)
@@ -91,11 +82,10 @@ class Trainer(NamedTuple):
 
 
 _DATA = read_named("arguments", "trainers", "file")[0]
-# programs that print the settings of a library share what the reader knows of these
-TRAINERS = tuple(
-    Trainer(**_DATA["settings"][record.pop("settings", "")], **record)
-    for record in _DATA["trainers"]
-)
+TRAINERS = tuple(Trainer(**record) for record in _DATA["trainers"])
+_FACTS: Mapping[str, str] = _DATA["facts"]  # as `Trainer.facts`, of the libraries of trainers
+# {pattern of a text: (column, pattern of its values), or ("", assumption made instead)}
+_SETTINGS: Mapping[str, tuple[str, str]] = _DATA["settings"]
 MEGATRON = TRAINERS[0]
 
 
@@ -240,8 +230,8 @@ class TrainerLog(NamedTuple):
     trainer: Trainer  # the program that wrote it
     iterations: Sequence[Mapping[str, float]]  # {quantity: number} of each iteration
     facts: Mapping[str, str]  # {column: text} from lines without iterations
-    states: Mapping[str, tuple[str, str]] = {}  # {column: (text, pattern of values that agree)}
-    notes: Sequence[str] = ()  # notes on parts of the text that no column holds
+    settings: Mapping[str, tuple[str, str]] = {}  # see `find_settings`
+    notes: Sequence[str] = ()  # on settings that no column holds
     memory_bytes: float = math.nan  # peak that a rank allocated, NaN if not in the log [B]
 
     @classmethod
@@ -259,8 +249,8 @@ class TrainerLog(NamedTuple):
                 f"{path}: it must be a log of {names}: arguments as `num_layers ..... 48` or lines "
                 f"of iterations, got {first!r}"
             )
-        text = "\n".join(lines)
-        sizes = {name: trainer.find_numbers(mark, text) for name, mark in trainer.facts.items()}
+        text, marks = "\n".join(lines), {**_FACTS, **trainer.facts}
+        sizes = {name: trainer.find_numbers(mark, text) for name, mark in marks.items()}
         # some programs print the time of the whole run, perhaps repeated in a block of metrics
         runs = {line["runtime"] for line in iterations if "runtime" in line}
         for unit, values in {**sizes, "s": runs}.items():
@@ -277,14 +267,9 @@ class TrainerLog(NamedTuple):
             iterations = [line for line in iterations if "runtime" in line]
             if steps := trainer.num_steps(text):
                 iterations = [{"seconds": line["runtime"] / steps} for line in iterations]
-        states = {
-            column: (match[0], values)
-            for column, forms in trainer.states.items()
-            for form, values in forms.items()
-            if (match := re.search(form, text))
-        }
-        facts |= {column: values for column, (_, values) in states.items() if values.isalnum()}
-        return cls(Path(path), trainer, iterations, facts, states, trainer.notes(text, path))
+        settings, notes = find_settings(path, text)
+        facts |= {name: value for name, (_, value) in settings.items() if value.isalnum()}
+        return cls(Path(path), trainer, iterations, facts, settings, notes)
 
     def rows(
         self, model: str, trained: Model, columns: Mapping[str, str]
@@ -302,15 +287,14 @@ class TrainerLog(NamedTuple):
         if has_batch and not is_rounded:
             log_columns.add("global_batch")
         check_columns(self.path, log_columns, columns)
-        for name, (text, values) in self.states.items():
+        for name, (text, values) in self.settings.items():
             if name in columns and not re.fullmatch(values, columns[name]):
                 why = f"the log has {text!r}: {name} must be {values}, got {columns[name]}"
                 raise ValueError(f"{self.path}: {why}")
         facts = {name: value for name, value in self.facts.items() if name not in _CHECKS}
         check_columns(self.path, facts, columns)
         columns = {**facts, **columns}
-        batch_columns = () if has_batch else ("global_batch",)
-        self._check_complete(columns, (*_REQUIRED, *batch_columns, *self.states))
+        self._check_complete(columns, _REQUIRED if has_batch else (*_REQUIRED, "global_batch"))
         rows, notes = rows_by_batch(self.path, self._timed_lines(lines, trained, columns))
         if num_cut := len(self.iterations) - len(lines):
             why = "lines with fewer numbers than the others are left out"
@@ -333,28 +317,28 @@ class TrainerLog(NamedTuple):
             )
         if self.trainer.note:
             notes = [*notes, f"{self.path}: {self.trainer.note}"]
-        notes = [*notes, *self.notes, *self._contradictions(trained, columns, rows)]
+        notes += [*self.notes, *self._contradictions(trained, rows, columns)]
         return [{"model": model, **columns, **row, **memory, **source} for row in rows], notes
 
     def _contradictions(
-        self, model: Model, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]
+        self, model: Model, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
     ) -> Iterator[str]:
         """Yield notes on numbers of the log that differ from those of its rows."""
-        parameters = float(self.facts.get("parameters", model.parameters))
-        if abs(parameters / float(model.parameters) - 1) > MAX_PARAMETER_ERROR:
-            yield (
-                f"{self.path}: the log counts {parameters:,.0f} parameters, {model.name} has "
-                f"{float(model.parameters):,.0f}: rows predict steps that train all of these"
-            )
-        steps, batch = int(self.facts.get("accumulation", 0)), rows[-1]["global_batch"]
-        if steps and (size := steps * _sequences_at_once(columns)) != batch:
+        size, batch = float(model.parameters), rows[-1]["global_batch"]
+        parameters = float(self.facts.get("parameters", size))
+        if abs(parameters / size - 1) > MAX_PARAMETER_ERROR:
+            counts = f"{parameters:,.0f} parameters, {model.name} has {size:,.0f}"
+            yield f"{self.path}: the log counts {counts}: rows predict steps that train all"
+        steps = int(self.facts.get("accumulation", 0))
+        if steps and (count := steps * _sequences_at_once(columns)) != batch:
             where = f"{steps} accumulation steps on {columns['accelerators']} accelerators"
-            yield f"{self.path}: {where} are {size} sequences, the log has {batch}"
+            yield f"{self.path}: {where} are {count} sequences, the log has {batch}"
 
     def _check_complete(self, columns: Mapping[str, str], required: Sequence[str]) -> None:
         """Refuse rows without a required column, which the user has to give."""
-        if missing := [name for name in required if name not in columns]:
-            cells = ",".join(f"{name}={self.states.get(name, ('', '..'))[1]}" for name in missing)
+        values = dict.fromkeys(required, "..") | {k: v for k, (_, v) in self.settings.items()}
+        if missing := [name for name in values if name not in columns]:
+            cells = ",".join(f"{name}={values[name]}" for name in missing)
             kind = f"this log of {self.trainer.name}"
             if self.trainer is MEGATRON:
                 kind = "the log lists no arguments such as `num_layers ..... 48`, and"
@@ -400,6 +384,18 @@ class TrainerLog(NamedTuple):
         if has_exact and not is_rounded:
             check_columns(self.path, {"global_batch": f"{batch:g}"}, columns)
         return nearest if is_rounded else round(batch)
+
+
+def find_settings(path: str | Path, text: str) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Return {column: (text, pattern of its values)} of settings in a log, and notes on others."""
+    columns: dict[str, tuple[str, str]] = {}
+    notes = []
+    for mark, (column, meaning) in _SETTINGS.items():
+        if (match := re.search(mark, text)) and column:
+            columns[column] = match[0], meaning
+        elif match:
+            notes.append(f"{path}: {match[0][:50]!r} is not read: {meaning}")
+    return columns, notes
 
 
 def _cell(columns: Mapping[str, str], name: str) -> int:
