@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from legal_sizes import build
 
 import pipejax as pj
-from pipejax.costs.stage.stage_work import stage_bytes, static_parts
+from pipejax.costs.stage.stage_work import stage_bytes, stage_work, static_parts
 from pipejax.schedules.cells.grammar import Grammar
 from pipejax.schedules.table.held_activations import held_counts, held_in_rows, static_bytes
 
@@ -264,3 +264,25 @@ def test_w_of_mtp_needs_its_joint_input():
     assert until_w[1] - until_w[0] == pytest.approx(
         layer + 4096 * 2 * (3 * 8192 + 128256), rel=1e-12
     )
+
+
+def test_full_recomputation_includes_mtp_layers():
+    # as Megatron: an MTP layer keeps its embedding, and its forward is repeated; `block` keeps all
+    model = dataclasses.replace(LLAMA, layers=4, sequence=4096)
+    further = dataclasses.replace(model, mtp_layers=1)
+    table = pj.schedules.build("1f1b", num_workers=2, num_microbatches=4)
+
+    def last_stage(model, recompute):
+        workload = pj.Workload(model, 4, recompute=recompute)
+        memory = stage_bytes(workload, table)
+        work = stage_work(workload, table)
+        return memory.activations[-1], sum(count[-1] for count in work.recomputed)
+
+    loss, state = 4096 * (2 * 2 * 8192 + 4 * 128256), 4096 * 2 * 8192
+    (size, count), (plain_size, plain_count) = (
+        last_stage(sizes, "full") for sizes in (further, model)
+    )
+    assert (count, plain_count) == (3, 2)
+    assert size - plain_size == pytest.approx(loss + state, rel=1e-12)
+    assert last_stage(further, "block:1")[1] == 1
+    assert last_stage(further, "none")[1] == 0

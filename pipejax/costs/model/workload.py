@@ -539,6 +539,13 @@ def all_layers_by_kind(model: Model, layout: Layout, stages: Stages) -> tuple[Pe
     return layers_by_kind(model, layout, stages, stages.layers, stages.mtp * model.mtp_layers)
 
 
+def recomputed_mtp(model: Model, stages: Stages) -> PerStage:
+    """Count each stage's recomputed MTP layers: all, if it recomputes all its other layers."""
+    # so does Megatron's full recomputation; its `block` keeps MTP layers
+    is_full = (stages.recomputed >= stages.layers) * (stages.layers > 0)
+    return is_full * stages.mtp * model.mtp_layers
+
+
 class ParameterCounts(NamedTuple):
     """Number of parameters on one accelerator, before data-parallel replicas split them."""
 

@@ -43,6 +43,7 @@ from pipejax.costs.model.workload import (
     layer_kinds,
     layer_weights,
     layers_by_kind,
+    recomputed_mtp,
     stage_parameters,
 )
 from pipejax.costs.stage.slices import by_slice, check_whole
@@ -157,7 +158,9 @@ def work_of_stages(
     has_copies = model.tied_embeddings or 1.0 * (model.mtp_layers > 0)
     tied = trained * has_copies * model.head_parameters / layout.tensor
     all_layers = all_layers_by_kind(model, layout, stages)
-    recomputed = layers_by_kind(model, layout, stages, stages.recomputed)
+    recomputed = layers_by_kind(
+        model, layout, stages, stages.recomputed, recomputed_mtp(model, stages)
+    )
     layers_w_recomputes, plain_kinds = None, None
     if layout.recompute_again:  # W repeats the recomputation of R or I
         pairs = zip(all_layers, recomputed, strict=True)
@@ -342,11 +345,12 @@ def bytes_of_stages(
     layer_input = formulas.layer_activation_bytes(model, layout, "full") + keys
     heads = last * (1 + model.mtp_layers)  # every loss keeps its logits until the backward
     # an MTP layer keeps an embedding for its norm, h, and a product's input, 2 h, also for W
-    mtp_input = layout.trains_base * stages.mtp * model.mtp_layers
+    again = recomputed_mtp(model, stages)
+    mtp_input = layout.trains_base * (stages.mtp * model.mtp_layers - again)
     mtp_input = mtp_input * formulas.boundary_bytes(model, layout)
     edges = first * embedding_bytes + heads * head_bytes + 3 * mtp_input
     layers = all_layers_by_kind(model, layout, stages)
-    recomputed = layers_by_kind(model, layout, stages, stages.recomputed)
+    recomputed = layers_by_kind(model, layout, stages, stages.recomputed, again)
     group, has_w = layout.recompute_group, layout.trains_layers
 
     def checkpoint_bytes(counts: tuple[PerStage, ...]) -> Numbers:
