@@ -236,11 +236,16 @@ class Workload:
     @property
     def uneven_splits(self) -> list[str]:
         """List, as sentences, sizes of the model that a degree of parallelism does not divide."""
-        model, tensor = self.model, self.tensor_parallel
+        model, tensor, context = self.model, self.tensor_parallel, self.context_parallel
+        # by default, an accelerator holds two chunks of a sequence, one of each half
+        halves = 2 if context > 1 and not self.contiguous_context else 1
+        tokens = f"tokens of {'half ' if halves > 1 else ''}a sequence"
+        local = tensor if self.sequence_parallel else 1
         # (degree, name of its axis, number to divide, meaning of this number)
         splits = [
             (tensor, "tensor", model.heads, "heads"),
-            (self.context_parallel, "context", model.sequence, "tokens of a sequence"),
+            (context, "context", model.sequence / halves, tokens),
+            (local, "sequence", model.sequence / context, "tokens of an accelerator"),
         ]
         if tensor % model.kv_heads:  # else equally many accelerators hold a copy of each head
             splits.append((tensor, "tensor", model.kv_heads, "heads of keys and values"))
@@ -249,7 +254,7 @@ class Workload:
         else:
             splits.append((self.expert_parallel, "expert", model.moe.experts, "experts"))
         return [
-            f"{degree}-way {axis} parallelism does not divide {size} {name}"
+            f"{degree}-way {axis} parallelism does not divide {size:.12g} {name}"
             for degree, axis, size, name in splits
             if size % degree
         ]
