@@ -511,3 +511,33 @@ def test_a_remedy_shortens_a_slow_link_only_if_it_then_costs_less(name, link, sl
         later, step = link_cost(remedy.scenario.table())
         later = later if later > 0.01 * step else 0.0  # less is no cause
         assert shortens(remedy, result) == (now - later > 0.1 * now), remedy.what
+
+
+@with_cases("slow", {}, {2: 1.25}, {0: 1.5}, {1: 1.2, 3: 1.1})
+def test_divided_stages_keep_their_slow_workers(slow, answer, tmp_path):
+    """Layers of 10 and 20 ms, and on the last stage a head of 1 and 2 ms, divided by hand."""
+    times = {"F": [10, 10, 10, 11], "B": [20, 20, 20, 22], "unit": "milliseconds"}
+    (tmp_path / "c.json").write_text(json.dumps(times | {"stragglers": slow}))
+    line = ["-s", "1f1b", "-P", 4, "-M", 16, "-C", tmp_path / "c.json", "--memory-limit", 6]
+    rows = answer("explain", *line, "--launcher", "Megatron-LM")["remedies"]
+    row = next(row for row in rows if "stages per worker" in row["what"])
+    stages = int(row["what"].split()[-1])
+    size = {"num_workers": 4, "num_microbatches": 16, "stages_per_worker": stages}
+    stage = np.arange(4 * stages)
+    factor = np.array([slow.get(worker, 1.0) for worker in (stage % 4).tolist()])
+    forward = factor * (0.010 / stages + 0.001 * (stage == stage[-1]))
+    costs = pj.Costs(forward=forward, backward=2 * forward)
+    table = pj.schedules.build("interleaved-1f1b", **size)
+    assert row["step_time"] == pytest.approx(pj.evaluate(table, costs).step_time)
+
+
+@with_cases("line slow", (["--stragglers", "2=1.5"], {}), ([], {2: 1.5}))
+def test_a_layer_that_leaves_a_slow_worker_takes_its_slowness_along(line, slow, answer, tmp_path):
+    """Four layers of 2.5 s on each stage; a layer on worker 2 takes 3.75 s."""
+    times = {"F": 4.0, "B": 6.0, "unit": "seconds", "stragglers": slow}
+    (tmp_path / "c.json").write_text(json.dumps(times))
+    line = ["-C", tmp_path / "c.json", "-s", "1f1b", "-P", 4, "-M", 16, *line]
+    rows = answer("explain", *line, "--stage-layers", "4,4,4,4")["remedies"]
+    command = next(row["command"] for row in rows if row["what"].endswith("5,4,3,4"))
+    busy = answer(*shlex.split(command)[1:])["busy"]
+    assert busy == pytest.approx([16 * seconds for seconds in (12.5, 10, 3 * 3.75, 10)])

@@ -217,6 +217,14 @@ class Scenario:
         return dataclasses.replace(workload, **changes) if changes else workload
 
     @property
+    def slow_workers(self) -> Mapping[int, float]:
+        """Return {slow worker: factor} of the source and of an edit."""
+        edit, factors = self.find_edit(SlowWorkers), dict(self.source.slow_workers)
+        for worker, factor in ({} if edit is None else edit.factors).items():
+            factors[worker] = factors.get(worker, 1.0) * factor
+        return factors
+
+    @property
     def placed(self) -> Callable[[ScheduleTable], PlacedCosts] | None:
         """Return a function that prices a table for any places of workers."""
         # It is None if all links are equal.

@@ -9,7 +9,13 @@ import numpy as np
 from pipejax.base.checks import ArgumentError, wrong
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import TIME_FIELDS, Costs, required_phases
-from pipejax.costs.measured.costs_file import read_halved, read_levels, read_sizes, slot_costs
+from pipejax.costs.measured.costs_file import (
+    read_halved,
+    read_levels,
+    read_sizes,
+    read_slow_workers,
+    slot_costs,
+)
 from pipejax.costs.model.workload import Workload, find_stages
 from pipejax.costs.scaling import restaged_costs
 from pipejax.costs.system.system import System
@@ -37,6 +43,11 @@ class CostSource:
     def sizes(self) -> Places:
         """Return the numbers of workers per node, per rack and so on; empty for equal links."""
         return ()
+
+    @property
+    def slow_workers(self) -> Mapping[int, float]:
+        """Return {slow worker: factor} on the times of its ops."""
+        return {} if self.workload is None else dict(self.workload.stragglers)
 
     @property
     def is_per_stage(self) -> bool:
@@ -166,6 +177,11 @@ class CostsFile(CostSource):
     def sizes(self) -> Places:
         """Return the numbers of workers per node, per rack and so on."""
         return read_sizes(self.path)
+
+    @property
+    def slow_workers(self) -> Mapping[int, float]:
+        """Return {slow worker: factor} of the file."""
+        return read_slow_workers(self.path)
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
         """Read a table's costs once per link level."""

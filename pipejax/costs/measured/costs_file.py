@@ -190,6 +190,14 @@ def read_sizes(path: str | Path) -> tuple[int, ...]:
     return read_field("workers_per_node", FILE["workers_per_node"], _load(path), str(path))
 
 
+def read_slow_workers(path: str | Path) -> Mapping[int, float]:
+    """Read the factors of slow workers; empty if the file has none."""
+    factors: Mapping[int, float] = read_field(
+        "stragglers", FILE["stragglers"], _load(path), str(path)
+    )
+    return factors
+
+
 def read_halved(path: str | Path, table: ScheduleTable) -> bool:
     """Return whether the table needs I and W but the file has only B, so that both are B / 2."""
     return bool(np.isin(Phase.I, table.ops.phase)) and not {"I", "W"} & _load(path).keys()

@@ -25,6 +25,7 @@ from pipejax.schedules.cells.ops import Phase, ScheduleError
 from pipejax.schedules.naming import find
 from pipejax.schedules.registry import REGISTRY
 from pipejax.schedules.table.links import POSTINGS
+from pipejax.schedules.table.table import ScheduleTable
 from pipejax.search.orders.permutations import MicrobatchSearch
 from pipejax.search.orders.places import PlacementSearch
 from pipejax.search.orders.transfers import messages
@@ -134,14 +135,15 @@ def _edge_rules(old: Candidate, new: Candidate) -> list[str]:
     is_divided = num_stages > num_measured and num_stages % num_measured == 0
     if new.scenario.source.workload is not None or not is_divided:
         return []
-    costs = vars(new.scenario.source.levels(new.table)[0])
+    source = new.scenario.source
+    costs, slowness = vars(source.levels(new.table)[0]), _slowness(new.table, source.slow_workers)
     layers, rules = np.array(old.layers or [1] * num_measured), []  # (measured stages)
     for phase in sorted(new.table.used_phases):
         field = PHASE_FIELDS.get(phase.name, "")
         if field not in GROUPS["compute"] or np.shape(costs[field])[:1] != (num_stages,):
             continue
         even_parts = np.asarray(costs[field], float).reshape(num_stages, -1).mean(axis=1)
-        even_parts = even_parts.reshape(num_measured, -1)  # (measured stages, parts)
+        even_parts = (even_parts / slowness).reshape(num_measured, -1)  # (measured stages, parts)
         measured = even_parts.sum(axis=1)
         # the lower median: with two stages, the faster one, as the slower one may have a head
         layers_only = np.quantile(measured / layers, 0.5, method="lower") * layers
@@ -159,6 +161,13 @@ def _edge_rules(old: Candidate, new: Candidate) -> list[str]:
             if factor != 1
         ]
     return rules
+
+
+def _slowness(table: ScheduleTable, factors: Mapping[int, float]) -> Stages:
+    """Return the factor of each stage's worker; of several workers of a stage, the mean."""
+    by_worker = np.array([factors.get(worker, 1.0) for worker in range(table.num_workers)])
+    slowness: Stages = by_worker[table.placement].mean(axis=0)
+    return slowness
 
 
 def _link_rules(old: Candidate, new: Candidate) -> list[str]:
@@ -268,10 +277,11 @@ def _move_layers(
     run: Candidate, measured: Stages, old_layers: Int[NumpyArray, " stages"]
 ) -> Iterator[Candidate]:
     """Yield candidates; each moves one more layer from the busiest to the least busy worker."""
-    # A layer's time is the median over stages. The rest of a stage, such as the head, does not
-    # move.
-    has_layers = old_layers > 0
-    layer_seconds = float(np.median(measured[has_layers] / old_layers[has_layers]))
+    # A layer's time is the median over stages, times the factor of a slow worker. The rest of a
+    # stage, such as the head, does not move.
+    has_layers, slowness = old_layers > 0, _slowness(run.table, run.scenario.slow_workers)
+    median_seconds = np.median((measured / slowness)[has_layers] / old_layers[has_layers])
+    layer_seconds = median_seconds * slowness  # (stages)
     layers, workers = old_layers.copy(), np.arange(run.table.num_workers)
     # (workers, stages) share of the pipes in which the worker holds the stage
     pipe_share = (run.table.placement == workers[:, None, None]).mean(axis=1)
@@ -286,10 +296,11 @@ def _move_layers(
         busiest, idlest = int(load.argmax()), int(load.argmin())
         sources = np.flatnonzero((pipe_share[busiest] > 0) & (layers > 1))
         targets = np.flatnonzero(pipe_share[idlest])
-        if load[idlest] + layer_seconds >= load[busiest] or not len(sources):
+        target = targets[seconds[targets].argmin()]
+        if load[idlest] + layer_seconds[target] >= load[busiest] or not len(sources):
             return
         layers[sources[seconds[sources].argmax()]] -= 1
-        layers[targets[seconds[targets].argmin()]] += 1
+        layers[target] += 1
         counts = tuple(layers.tolist())
         title = f"layers over stages: {','.join(map(str, counts))}"
         workload = run.scenario.source.workload
