@@ -1065,3 +1065,17 @@ def test_a_long_value_is_cut_on_the_first_screen_alone(answer_and_text, call, li
     assert value not in first
     if line[0] == "explain":
         assert first.index(" next: ") < first.index(" torchtitan: ")
+
+
+@with_cases(
+    "precision launcher is_noted",
+    ("fp8", None, True),
+    ("fp8", "megatron-lm", True),
+    ("bf16", None, False),
+    ("fp8", "torchtitan", False),  # it casts weights anew for every product
+    ("fp8", "Megatron-Bridge", False),  # its recipes gather weights in fp8
+)
+def test_copies_of_weights_in_fp8_are_said(precision, launcher, is_noted, answer):
+    options = ["--launcher", launcher] if launcher else []
+    result = answer("evaluate", *JOB, "-m", "llama3-8b", "--precision", precision, *options)
+    assert any("--fp8-param-gather" in note for note in result.get("notes", ())) is is_noted

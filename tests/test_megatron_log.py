@@ -361,3 +361,14 @@ def test_a_vocabulary_is_padded_as_in_the_run(vocabulary, tensor, multiple, padd
     )
     path.write_text(path.read_text().replace("padded vocab", "vocab"))
     assert MegatronLog.read(path).model()["vocabulary"] == padded
+
+
+@with_cases(
+    "options is_noted",
+    ({"fp8": "hybrid", "fp8_param_gather": False}, True),
+    ({"fp8": "hybrid", "fp8_param_gather": True}, False),
+    ({"fp8": None, "fp8_param_gather": False}, False),
+)
+def test_copies_of_weights_in_fp8_are_said(options, is_noted, tmp_path):
+    notes = MegatronLog.read(log(tmp_path / "train.log", **options)).notes()
+    assert any("no fp8 copies of weights stay" in note for note in notes) is is_noted

@@ -55,6 +55,12 @@ def layout_json(
     if workload.uneven_splits:
         splits = "; ".join(workload.uneven_splits)
         notes.append(f"no launcher runs it, times are of equal parts: {splits}")
+    is_megatron = find_launcher(launcher or "Megatron-LM").name == "Megatron-LM"
+    if is_megatron and "fp8" in workload.precision:
+        notes.append(
+            "weights count 2 bytes, as with Megatron-LM's --fp8-param-gather: without it, copies "
+            "in fp8 take 1 or 2 bytes more"
+        )
     expert_parts, is_default = workload.expert_tensor, not workload.expert_tensor_parallel
     if workload.has_experts and expert_parts > 1 and is_default:
         notes.append(
