@@ -33,11 +33,12 @@ class SweepOutput(NamedTuple):
     per_resource: bool = False  # whether there is a value for each resource
 
 
+TOKENS = "tokens_per_second"
 OUTPUTS: Mapping[str, SweepOutput] = {
     "bubble_ratio": SweepOutput(
         "1", "idle share of the workers", lambda runs: 1 - runs.busy / runs.step_time
     ),
-    "tokens_per_second": SweepOutput(
+    TOKENS: SweepOutput(
         *("token/s", "tokens of a second", lambda runs: runs.tokens / runs.step_time),
         more_is_better=True,
     ),

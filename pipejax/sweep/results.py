@@ -19,7 +19,7 @@ from pipejax.base.conditions import EQUAL, compare, share_number, si_number, spl
 from pipejax.base.files import ATTRIBUTES, is_dataset
 from pipejax.base.printed import PRINTED, cell, display_scale
 from pipejax.base.ties import TIE, least_named, pareto_front
-from pipejax.sweep.outputs import MEASURES, MORE_IS_BETTER
+from pipejax.sweep.outputs import MEASURES, MORE_IS_BETTER, TOKENS
 from pipejax.sweep.store import CHECKSUM, FEASIBLE, ILLEGAL, NO_RESOURCE, OUT_OF_MEMORY, STATUS
 
 if TYPE_CHECKING:
@@ -106,6 +106,14 @@ class SweepResults(NamedTuple):
         cost = self.costs(measure)
         places = np.flatnonzero(is_candidate & np.isfinite(cost))
         return places[np.argsort(cost[places], kind="stable")[:count]]
+
+    def default_measure(self, is_candidate: Bool[NumpyArray, " points"]) -> str:
+        """Return the measure of the best points: step time, unless steps differ in their tokens."""
+        if TOKENS not in self.measures:
+            return "step_time"
+        tokens = self.measures[TOKENS][is_candidate] * self.measures["step_time"][is_candidate]
+        tokens = tokens[np.isfinite(tokens)]
+        return TOKENS if tokens.size and np.ptp(tokens) > EQUAL * tokens.max() else "step_time"
 
     def front(self, is_candidate: Bool[NumpyArray, " points"], names: Sequence[str]) -> Points:
         """Return the Pareto front of two objectives; the best in the first objective is first."""

@@ -123,6 +123,10 @@ def _run_answer(
 
 MAX_ROWS, FIRST_ROWS = 50, 5  # rows of a table, and on the first screen
 AXES = "step_time,memory_bytes"
+OTHER_WORK = (
+    "these steps differ in their minibatches: add tokens_per_second to the outputs of the sweep to "
+    "rank points by it"
+)
 
 
 @options
@@ -131,7 +135,7 @@ def sweep_show(
     /,
     *,
     best: int = 10,
-    by: str = "step_time",
+    by: str | None = None,
     where: list[str] | None = None,
     pareto: bool = False,
     axes: str = AXES,
@@ -148,14 +152,16 @@ def sweep_show(
     """
     check_modules(f"{dataset}: datasets need", SWEEPS, "sweeps")
     from pipejax.sweep import results as stores
+    from pipejax.sweep.outputs import TOKENS
 
     results = stores.read_results(dataset)
-    rank = resolve_choice(by.strip(), results.numbers(), "--by")
     sides = _pair(axes, results.numbers(), "--axes", AXES)
     percent = parse_percent(within, "--within")
     # masks of points: those that --where keeps, and of these the ones that may be the best
     selected = results.where(where or ())
     candidates = selected & stores.selectable(results, memory_limit=not no_memory_limit)
+    default = results.default_measure(candidates)
+    rank = default if by is None else resolve_choice(by.strip(), results.numbers(), "--by")
     first = stores.distinct_best(results, candidates, rank, best)
     front = results.front(candidates, sides)
     front = front if pareto else front[:0]
@@ -191,6 +197,8 @@ def sweep_show(
     answers = {"best": _rows(results, first), **front_json, **more_answers, **nearest}
     result = _as_json(dataset, results, selected, rank, answers)
     _add_points(view, details, results, first, fronts, (rank, int(candidates.sum())), sides)
+    if by is None and rank != TOKENS and len(results.axes.get("minibatch", ())) > 1:
+        view.append(OTHER_WORK)
     view = [*problem, *view, *_counts(result, results.counts(), is_filtered=bool(where))]
     reasons = [f"illegal, {n:,} points: {text}" for text, n in result["reasons"].items()]
     if reasons:
