@@ -448,6 +448,7 @@ def test_settings_of_groups_change_no_time_of_a_single_accelerator(model, settin
         (4100, 1, 8, ["8-way sequence parallelism does not divide 4100 tokens of an accelerator"]),
         (4100, 4, 1, ["4-way context parallelism does not divide 2050 tokens of half a sequence"]),
         (4112, 2, 4, []),  # 2 x lcm(2, 4) = 8
+        (4096, 3, 1, ["3-way context parallelism does not divide 4096 tokens of a sequence"]),
         (4104, 2, 8, ["8-way sequence parallelism does not divide 2052 tokens of an accelerator"]),
     ],
 )
@@ -457,4 +458,4 @@ def test_sequences_that_no_launcher_splits(sequence, context, tensor, splits):
     workload = pj.Workload(model, 8, sequence_parallel=tensor > 1, **degrees)
     assert workload.uneven_splits == splits
     whole = dataclasses.replace(workload, sequence_parallel=False, contiguous_context=True)
-    assert whole.uneven_splits == []
+    assert whole.uneven_splits == (splits if context == 3 else [])

@@ -238,14 +238,15 @@ class Workload:
         """List, as sentences, sizes of the model that a degree of parallelism does not divide."""
         model, tensor, context = self.model, self.tensor_parallel, self.context_parallel
         # by default, an accelerator holds two chunks of a sequence, one of each half
-        halves = 2 if context > 1 and not self.contiguous_context else 1
+        has_pairs = context > 1 and not self.contiguous_context
+        halves = 2 if has_pairs and model.sequence % context == 0 else 1
         tokens = f"tokens of {'half ' if halves > 1 else ''}a sequence"
         local = tensor if self.sequence_parallel else 1
         # (degree, name of its axis, number to divide, meaning of this number)
         splits = [
             (tensor, "tensor", model.heads, "heads"),
             (context, "context", model.sequence / halves, tokens),
-            (local, "sequence", model.sequence / context, "tokens of an accelerator"),
+            (local, "sequence", model.sequence // context, "tokens of an accelerator"),
         ]
         if tensor % model.kv_heads:  # else equally many accelerators hold a copy of each head
             splits.append((tensor, "tensor", model.kv_heads, "heads of keys and values"))
