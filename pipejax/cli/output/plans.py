@@ -36,9 +36,8 @@ def layout_json(
     from pipejax.costs.model.workload import assign_layers
 
     layers = [int(count) for count in assign_layers(workload, table).layers]
-    notes = []
+    notes, record = [], find_launcher(launcher or "Megatron-LM")
     if len({*layers}) > 1:
-        record = find_launcher(launcher or "Megatron-LM")
         reason = f"{record.name} {record.uneven}"
         if workload.pipeline_layout:
             reason = "as --pipeline-layout has them"
@@ -55,12 +54,9 @@ def layout_json(
     if workload.uneven_splits:
         splits = "; ".join(workload.uneven_splits)
         notes.append(f"no launcher runs it, times are of equal parts: {splits}")
-    is_megatron = find_launcher(launcher or "Megatron-LM").name == "Megatron-LM"
-    if is_megatron and "fp8" in workload.precision:
-        notes.append(
-            "weights count 2 bytes, as with Megatron-LM's --fp8-param-gather: without it, copies "
-            "in fp8 take 1 or 2 bytes more"
-        )
+    if "fp8" in workload.precision and record.name == "Megatron-LM":
+        other = "weights count 2 bytes; without Megatron-LM's --fp8-param-gather"
+        notes.append(f"{other}, copies in fp8 take 1 or 2 bytes more")
     expert_parts, is_default = workload.expert_tensor, not workload.expert_tensor_parallel
     if workload.has_experts and expert_parts > 1 and is_default:
         notes.append(

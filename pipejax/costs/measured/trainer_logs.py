@@ -81,11 +81,10 @@ class Trainer(NamedTuple):
         return int(totals.pop() - max(earlier_steps, default=0))
 
 
+# "facts" of the libraries of trainers, as `Trainer.facts`, and "settings": {pattern of a text:
+# (column, pattern of its values), or ("", assumption made instead)}
 _DATA = read_named("arguments", "trainers", "file")[0]
 TRAINERS = tuple(Trainer(**record) for record in _DATA["trainers"])
-_FACTS: Mapping[str, str] = _DATA["facts"]  # as `Trainer.facts`, of the libraries of trainers
-# {pattern of a text: (column, pattern of its values), or ("", assumption made instead)}
-_SETTINGS: Mapping[str, tuple[str, str]] = _DATA["settings"]
 MEGATRON = TRAINERS[0]
 
 
@@ -249,7 +248,7 @@ class TrainerLog(NamedTuple):
                 f"{path}: it must be a log of {names}: arguments as `num_layers ..... 48` or lines "
                 f"of iterations, got {first!r}"
             )
-        text, marks = "\n".join(lines), {**_FACTS, **trainer.facts}
+        text, marks = "\n".join(lines), {**_DATA["facts"], **trainer.facts}
         sizes = {name: trainer.find_numbers(mark, text) for name, mark in marks.items()}
         # some programs print the time of the whole run, perhaps repeated in a block of metrics
         runs = {line["runtime"] for line in iterations if "runtime" in line}
@@ -390,7 +389,7 @@ def find_settings(path: str | Path, text: str) -> tuple[dict[str, tuple[str, str
     """Return {column: (text, pattern of its values)} of settings in a log, and notes on others."""
     columns: dict[str, tuple[str, str]] = {}
     notes = []
-    for mark, (column, meaning) in _SETTINGS.items():
+    for mark, (column, meaning) in _DATA["settings"].items():
         if (match := re.search(mark, text)) and column:
             columns[column] = match[0], meaning
         elif match:
