@@ -182,9 +182,12 @@ def _view(
     idle = percent(result["bubble_ratio"])
     yield f"workers idle {idle} of the time (bubble); critical path (shares of the step): {shares}"
     if scenario.workload is not None and scenario.system is not None:
+        has_lengths = scenario.microbatches.lengths is not None
+        length = "" if has_lengths else f" in sequences of {scenario.workload.model.sequence:,}"
         yield plain(
-            f"{result['tokens_per_second']:,.0f} tokens per second on {result['accelerators']} "
-            f"accelerators; {quantity(result['flops_per_accelerator'], 'FLOP/s')} each, MFU "
+            f"{result['tokens_per_second']:,.0f} tokens per second{length} on "
+            f"{result['accelerators']} accelerators; "
+            f"{quantity(result['flops_per_accelerator'], 'FLOP/s')} each, MFU "
             f"{percent(result['mfu'])} of the {result['precision']} peak (causal attention "
             "counted in full)"
         )

@@ -100,8 +100,9 @@ def plan_view(plan: "PlanResult") -> Iterator[object]:
         low, high = map(seconds, best.band)
         band = f" ({best.band_percent:g} %: {low} to {high})"
     yield (
-        f"[bold]{seconds(best.step_time)}[/] per step{band} for {request.model.name} on "
-        f"{request.gpus} {request.system.name}: {layout_text(best.layout)}"
+        f"[bold]{seconds(best.step_time)}[/] per step{band} for {request.model.name} with "
+        f"sequences of {request.model.sequence:,} tokens on {request.gpus} {request.system.name}: "
+        f"{layout_text(best.layout)}"
     )
     limit = LIMITS.get(best.bound_by.partition(".")[0], "other")
     fits, launcher_lines = _under_launchers(plan)
