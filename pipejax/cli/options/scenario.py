@@ -117,7 +117,9 @@ SETTINGS = ("node_bandwidth", "network_bandwidth", "steps_overlap")
 def explain_commands(
     row: "pj.files.MeasuredRows", system: str | None, link: str = "delay"
 ) -> tuple[str, ...]:
-    """Return the command that explains a measured row; empty if no options give its run."""
+    """Return the commands that explain a measured row; empty if no options give its run."""
+    # The second command has the launcher of the row, if defaults of the launcher differ from what
+    # the row assumes.
     from pipejax.analysis.step.step_time import row_workloads
     from pipejax.costs.measured.measured_rows import STEP
     from pipejax.costs.model.launchers import LAUNCHERS
@@ -142,11 +144,14 @@ def explain_commands(
     )
     # the launcher that the source of the row names, else none: others would advise wrong options
     source = str(row.source[0])
-    named = [name for name in LAUNCHERS if name.partition("-")[0] in source]
-    for launcher in [*named, ""]:
-        launcher_files = files | {"launcher": launcher} if launcher else files
+    launchers = [name for name in LAUNCHERS if name.partition("-")[0] in source][:1]
+    for launcher in launchers:
         with suppress(ValueError, OSError):  # the launcher's defaults differ from the row
+            launcher_files = files | {"launcher": launcher}
             return (command_line(scenario.replace(files=launcher_files), "explain"),)
+    with suppress(ValueError, OSError):
+        command = command_line(scenario, "explain")
+        return (command, *(f"{command} --launcher {launcher}" for launcher in launchers))
     return ()
 
 
