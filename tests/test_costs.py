@@ -297,9 +297,10 @@ CSV = """stage,F_ms,B_ms,latency_us,bytes,bandwidth_GB_per_s,latency_back_us
 """
 
 
-def test_a_table_of_stages_is_read_as_the_same_in_json(tmp_path):
+@pytest.mark.parametrize("unit", ["milliseconds", "ms"])
+def test_a_table_of_stages_is_read_as_the_same_in_json(unit, tmp_path):
     section = {"latency": 0.01, "bytes": 33554432, "bandwidth": 25e9}
-    content = {"unit": "milliseconds", "F": [13.1, 10.2, 10.2, 14.8], "B": [24.7, 20.9, 20.9, 29.6]}
+    content = {"unit": unit, "F": [13.1, 10.2, 10.2, 14.8], "B": [24.7, 20.9, 20.9, 29.6]}
     back = {"message_back": {"latency": 0.02}}
     (tmp_path / "costs.json").write_text(json.dumps(content | {"message": section} | back))
     (tmp_path / "costs.csv").write_text(CSV)

@@ -136,7 +136,10 @@ _MESSAGES_BY_LEVEL = FieldKind(
 )
 _FACTORS = {"type": "object", "additionalProperties": POSITIVE.schema}
 _BACKWARD = ("backward", "input_grad", "weight_grad")
-UNIT_SECONDS: Mapping[str, float] = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6}
+UNIT_SECONDS: Mapping[str, float] = {
+    **{"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6},
+    **{"s": 1.0, "ms": 1e-3, "us": 1e-6},
+}
 FILE: Mapping[str, FileField] = {
     "unit": FileField(choice(UNIT_SECONDS)),
     **dict.fromkeys((*PHASE_FIELDS, "pair", "pair_factor"), _SERIES),
