@@ -15,10 +15,6 @@ ALL = pj.analysis.Jitter(
 ONE = pj.ScheduleTable.from_rows([["0F0", "0B0"]])  # where F takes 1 s, a makespan is a factor
 
 
-def build(name="1f1b", p=4, m=8):
-    return pj.schedules.build(name, num_workers=p, num_microbatches=m)
-
-
 def make_costs(table):
     """Unequal costs, none of which is a round number."""
     rng = np.random.default_rng(0)

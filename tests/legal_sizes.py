@@ -19,7 +19,7 @@ SLICED = ("seq-1f1b", "terapipe", "slimpipe", "chunked-prefill")
 WHOLE = tuple(name for name in REGISTRY if name not in SLICED)
 
 
-def build(name, workers, microbatches, **options):
+def build(name="1f1b", workers=4, microbatches=8, **options):
     return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
 
 

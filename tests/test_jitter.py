@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import scipy.stats
 from daily import daily, with_cases
-from jitter_cases import ALL, ONE, D, S, build, make_costs, sample_costs
+from jitter_cases import ALL, ONE, D, S, make_costs, sample_costs
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.analysis.uncertainty.distributions import (
@@ -341,7 +342,7 @@ def test_schedules_share_their_random_numbers():
 
 @pytest.mark.parametrize("link", ["delay", "queued", "rendezvous"])
 def test_who_has_which_factor(link):
-    table = build(p=4, m=4)
+    table = build(microbatches=4)
     costs = make_costs(table)
 
     def factors(**arguments):

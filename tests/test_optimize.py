@@ -10,6 +10,7 @@ import pytest
 import tiny_problems
 from certified import check_solution, get_all, get_first
 from daily import daily, read_cases, with_cases
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.search.schedule.bounds import area_bound, lower_bound, stage_bounds
@@ -23,10 +24,6 @@ def solve(table, costs, **options):
     result = pj.optimize(table, costs, **{"time_limit": 300.0, "num_threads": 2, **options})
     check_solution(result, costs, **options)
     return result
-
-
-def pipe(workers, microbatches):
-    return pj.schedules.build("1f1b", num_workers=workers, num_microbatches=microbatches)
 
 
 def equal(table, offload=0.0, transfer=0.0):
@@ -44,7 +41,7 @@ def equal(table, offload=0.0, transfer=0.0):
     (3, 4, 1, 10.0, 220.0),
 )
 def test_known_optima(workers, microbatches, limit, offload, makespan):
-    table = pipe(workers, microbatches)
+    table = build("1f1b", workers, microbatches)
     costs = equal(table, offload or 0.0)
     result = solve(table, costs, memory_limit=limit, offload=offload is not None)
     assert (result.value, result.lower_bound, result.best.status) == (makespan, makespan, "optimal")
@@ -55,7 +52,7 @@ def test_whole_and_split_backwards_are_mixed_in_one_stage(link):
     # B below I + W: a whole backward goes before the W of the one before it
     times = {"forward": [3.0, 2.0], "input_grad": [3.0, 1.0], "weight_grad": [2.125, 5.0]}
     costs = pj.Costs(**times, backward=[6.406, 4.5], transmit=[[[1.25]], [[0.0]]])
-    result = solve(pipe(2, 3), costs, memory_limit=[2.3334, 2.0], link=link)
+    result = solve(build("1f1b", 2, 3), costs, memory_limit=[2.3334, 2.0], link=link)
     assert (result.value, result.best.status) == (26.125, "optimal")
 
 
@@ -105,7 +102,7 @@ def test_every_schedule_of_tiny_problems(problems):
 
 @pytest.mark.slow
 def test_spans_are_shorter_than_the_published_searched_ones():
-    table = pipe(8, 32)  # Zero Bubble, Table 5: 6.2B, ZB-2p, bubble rate 0.0022
+    table = build("1f1b", 8, 32)  # Zero Bubble, Table 5: 6.2B, ZB-2p, bubble rate 0.0022
     times = {"forward": 29.802, "input_grad": 29.428, "weight_grad": 19.53}
     costs = pj.Costs.uniform(table, **times, transfer=0.577)
     result = solve(table, costs, memory_limit=16, weight_share=0.29, objective="span", time_limit=2)
@@ -124,7 +121,7 @@ def test_all_reduces_of_a_worker_take_turns_in_what_is_proven(name, end):
 
 
 def test_one_stage_alone_bounds_the_whole():
-    table = pipe(4, 8)
+    table = build("1f1b", 4, 8)
     problem = build_problem(table, equal(table), memory_limit=2)
     bounds = [relaxed_bound(problem, stage, 100, Budget.start(10.0), 2) for stage in range(4)]
     assert max(bounds) <= 41
@@ -132,14 +129,14 @@ def test_one_stage_alone_bounds_the_whole():
 
 
 def test_one_stage_alone_knows_no_span_but_its_own():
-    table = pipe(4, 4)
+    table = build("1f1b", 4, 4)
     problem = build_problem(table, equal(table), memory_limit=4, objective="span")
     # the last stage works all the time from its first op on: 4 x 3 units
     assert relaxed_bound(problem, 3, 100, Budget.start(10.0), 2) == 12
 
 
 def test_what_fits_exactly_still_does_where_sizes_are_rounded():
-    table = pipe(4, 8)
+    table = build("1f1b", 4, 8)
     share = 2**0.5 / 4  # no whole multiples
     problem = build_problem(table, equal(table), memory_limit=[1, 2, 3, 3.5], weight_share=share)
     assert (problem.limits // problem.sizes).tolist() == [1, 2, 3, 3]
@@ -149,7 +146,7 @@ def test_what_fits_exactly_still_does_where_sizes_are_rounded():
 
 
 def test_memory_area_and_a_slow_link_bound_what_paths_do_not():
-    table = pipe(4, 16)
+    table = build("1f1b", 4, 16)
     costs = equal(table, offload=40.0)  # O and L take longer than the trip: nothing is saved
     unmoved, slow, ample = (
         build_problem(table, costs, limit, offload=offload)
@@ -167,7 +164,7 @@ def test_memory_area_and_a_slow_link_bound_what_paths_do_not():
 
 
 def test_workers_of_one_link_share_its_time():
-    table = pipe(4, 16)
+    table = build("1f1b", 4, 16)
     links = "delay", pj.Links(host_links=((0, 1),))
     alone, shared = (
         build_problem(table, equal(table, offload=10.0), 2, offload=True, link=link)
@@ -180,7 +177,7 @@ def test_workers_of_one_link_share_its_time():
 
 
 def test_an_op_stands_in_its_window_from_the_time_of_one_microbatch_on():
-    table = pipe(3, 1)
+    table = build("1f1b", 3, 1)
     problem = build_problem(table, equal(table, transfer=10.0), memory_limit=1)
     model = ScheduleModel(problem, 100)
     *_, plan = (plan for plan, _ in search(model, Budget.start(5.0), 1) if plan is not None)
@@ -195,14 +192,14 @@ def test_times_are_exact_up_to_the_finest_grid(largest, exact):
 
 
 def test_behind_the_last_input_gradient_there_is_its_way():
-    table = pipe(8, 4)
+    table = build("1f1b", 8, 4)
     problem = build_problem(table, equal(table), memory_limit=8)
     # to the last stage 7, there 4 F and 4 I, and 7 I and a W on the way back; 7 + 4 x 3 by work alone
     assert lower_bound(problem) == (7 + 8 + 8, "worker")
 
 
 def test_times_that_are_no_multiples_of_anything_state_their_rounding():
-    table = pipe(3, 6)
+    table = build("1f1b", 3, 6)
     costs = pj.Costs.uniform(table, forward=2**0.5, input_grad=3**0.5, weight_grad=1.0)
     result = solve(table, costs, memory_limit=2, time_limit=10.0)
     assert result.best.rounding > 0
@@ -210,7 +207,7 @@ def test_times_that_are_no_multiples_of_anything_state_their_rounding():
 
 
 def test_the_first_solution_needs_no_search_and_each_is_better():
-    table = pipe(8, 32)
+    table = build("1f1b", 8, 32)
     costs = equal(table, 10.0)
     result = get_all(table, costs, memory_limit=4, offload=True, time_limit=0.5, num_threads=2)
     assert result[0].best.source == "greedy"

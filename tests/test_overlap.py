@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from daily import with_cases
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.costs.stage.exchanges import hidden_buckets, hidden_ring
@@ -141,10 +142,6 @@ def test_hiding_the_exchange_of_experts_pays_as_it_was_measured(dispatcher, meas
 FACTORS = [0.0, 0.3, 1.0, 1.5]
 
 
-def make_table(name="dualpipe", workers=4, microbatches=8):
-    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
-
-
 def draw_samples(table, size, seed=0):
     rng = np.random.default_rng(seed)
     return rng.random((2, size, table.num_stages))
@@ -162,7 +159,7 @@ def test_a_pair_takes_the_longer_op_and_part_of_the_shorter(factor):
 @pytest.mark.slow
 def test_batches_are_their_single_runs():
     for name, factor in (("dualpipe", 0.3), ("dualpipe-v", 0.0)):
-        table = make_table(name)
+        table = build(name)
         program, times = pj.lower(table), draw_samples(table, 5)
         costs = pj.Costs(forward=times[0], backward=times[1], pair_factor=factor)
         pairs = zip(*times, strict=True)
@@ -178,7 +175,7 @@ def test_batches_are_their_single_runs():
 
 
 def test_the_factor_has_a_derivative():
-    table = make_table()
+    table = build("dualpipe")
     program, (forward, backward) = pj.lower(table), draw_samples(table, 3)
 
     def total(factor):
@@ -192,7 +189,7 @@ def test_the_factor_has_a_derivative():
 
 
 def test_a_file_gives_it_without_a_unit(tmp_path):
-    path, table = tmp_path / "costs.json", make_table()
+    path, table = tmp_path / "costs.json", build("dualpipe")
     path.write_text('{"unit": "milliseconds", "F": 1, "B": 2, "pair_factor": 0.5}')
     costs = pj.read_costs(path, table)
     assert np.ravel(costs.pair_factor).tolist() == [0.5] * 4
@@ -257,7 +254,7 @@ def test_sweeps_take_it(tmp_path):
     system, model = pj.load_system("h100"), pj.load_model("gpt-22b")
     for k, factor in enumerate((0.25, 1.0)):
         workload = pj.Workload(model, 8, tensor_parallel=8, pair_factor=factor)
-        run = pj.evaluate(make_table(), pj.stage_costs(workload, system, make_table()))
+        run = pj.evaluate(build("dualpipe"), pj.stage_costs(workload, system, build("dualpipe")))
         assert np.ravel(swept["step_time"])[k] == pytest.approx(run.makespan, rel=1e-5)
         busy = run.busy.mean() / run.makespan
         assert np.ravel(swept["bubble_ratio"])[k] == pytest.approx(1 - busy, rel=1e-4)

@@ -14,8 +14,8 @@ import strategies
 from compilations import jax_events
 from daily import daily
 from hypothesis import given, settings, strategies as st
-from jitter_cases import build, make_costs
-from legal_sizes import SLICED
+from jitter_cases import make_costs
+from legal_sizes import SLICED, build
 
 import pipejax as pj
 from pipejax.analysis.paths.head_of_line_blocking import queue_makespans
@@ -173,7 +173,7 @@ EQUAL = pj.Costs(forward=1, backward=2, input_grad=1, weight_grad=1, transmit=0.
 
 @pytest.mark.parametrize(("ties", "name"), daily(itertools.product([False, True], REGISTRY)))
 def test_the_twins_agree_to_the_last_bit(name, ties):
-    table = build(name, m=2 if name in SLICED else 8)
+    table = build(name, microbatches=2 if name in SLICED else 8)
     costs = EQUAL if ties else make_costs(table)
     for link, queues in LINKS:
         run = pj.evaluate(table, costs, link=pj.Links(link, queues))
@@ -195,7 +195,7 @@ def test_the_twins_agree_to_the_last_bit(name, ties):
 
 
 def test_single_runs_compile_nothing():
-    table = build("chimera", m=16)
+    table = build("chimera", microbatches=16)
     costs = pj.Costs(forward=1.0, backward=2.0, transmit=0.3, all_reduce=0.1)
 
     def call():

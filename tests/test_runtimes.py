@@ -382,12 +382,8 @@ JAXPP = json.loads((Path(__file__).parent / "data" / "jaxpp_schedules.json").rea
 OWN = read_cases("schedules of JaxPP")
 
 
-def schedule(name, workers=4, microbatches=8):
-    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches)
-
-
 def one_pipe(names=WHOLE):
-    return [name for name in names if schedule(name).num_pipes == 1]
+    return [name for name in names if build(name).num_pipes == 1]
 
 
 def get_ops(rows):
@@ -397,7 +393,7 @@ def get_ops(rows):
 @pytest.mark.parametrize("recorded", JAXPP["schedules"])
 def test_a_module_for_jaxpp_makes_the_tasks_of_its_own_schedules(recorded, monkeypatch):
     name, workers, microbatches = recorded.split()
-    table = schedule(OWN[name], int(workers), int(microbatches))
+    table = build(OWN[name], int(workers), int(microbatches))
     built = executed(to_jaxpp(table), monkeypatch).schedule
     rows = [[make_text(task) for task in row] for row in built.tasks(int(microbatches))]
     theirs = [row.split() for row in JAXPP["schedules"][recorded]]
@@ -408,7 +404,7 @@ def test_a_module_for_jaxpp_makes_the_tasks_of_its_own_schedules(recorded, monke
 @pytest.mark.filterwarnings("ignore::pipejax.schedules.table.table_files.LossWarning")
 @pytest.mark.parametrize("name", one_pipe())
 def test_a_module_for_jaxpp_holds_the_order_of_the_table(name, monkeypatch):
-    table = schedule(name)
+    table = build(name)
     built = executed(to_jaxpp(table), monkeypatch).schedule
     assert [built.get_mpmd_idx(stage) for stage in range(built.num_stages)] == [*table.placement[0]]
     split = bool((table.phase == Phase.I).any())
@@ -438,16 +434,16 @@ def _as_jaxpp_runs(op, split):
 @pytest.mark.filterwarnings("ignore::pipejax.schedules.table.table_files.LossWarning")
 @pytest.mark.parametrize("name", one_pipe())
 def test_a_module_for_shardy_orders_every_fragment_as_the_table(name, monkeypatch):
-    table = schedule(name)
+    table = build(name)
     built = executed(to_shardy(table), monkeypatch).schedule
     assert isinstance(built, PipelineSchedule)
     split = built.required_mpmd_options["mpmd_split_bwd_fragments"]
     assert split == bool((table.phase == Phase.I).any())
     all_of_them = [*fragments(table, split=split)]
-    (build,) = built.schedule_merge_rule_builders
+    (make_rules,) = built.schedule_merge_rule_builders
     for worker in range(table.num_workers):
         parts = [fragment for fragment in all_of_them if fragment.mesh_name == f"mesh{worker}"]
-        (rule,), merges = build(parts, None)
+        (rule,), merges = make_rules(parts, None)
         assert sorted(map(make_op, rule.ordered_fragments)) == sorted(map(make_op, parts))
         ordered = [make_op(fragment) for fragment in rule.ordered_fragments]
         ops = [op for cell in [*table.rows()][worker] for op in cell]
@@ -468,20 +464,20 @@ def _as_shardy_splits(op, split):
 
 
 def test_fragments_that_are_missing_or_strange_are_refused(monkeypatch):
-    table = schedule("zb-h1", 2, 2)
-    (build,) = executed(to_shardy(table), monkeypatch).schedule.schedule_merge_rule_builders
+    table = build("zb-h1", 2, 2)
+    (make_rules,) = executed(to_shardy(table), monkeypatch).schedule.schedule_merge_rule_builders
     result = [*fragments(table, split=True)]
-    assert build([], None) == ([], [])
+    assert make_rules([], None) == ([], [])
     with pytest.raises(ValueError, match="workers \\[0, 1\\]"):
-        build(result, None)
+        make_rules(result, None)
     with pytest.raises(ValueError, match="no fragment of stage 1, microbatch 1"):
-        build([x for x in result if (x.stage_id, x.call_counter) == (1, 0)], None)
+        make_rules([x for x in result if (x.stage_id, x.call_counter) == (1, 0)], None)
 
 
 @pytest.mark.parametrize("write", [to_jaxpp, to_shardy])
 def test_what_a_runtime_has_no_word_for_is_refused_or_said(write):
     with pytest.raises(ValueError, match="chimera has 2 pipes"):
-        write(schedule("chimera"))
+        write(build("chimera"))
     with pytest.warns(LossWarning, match="24 O, 24 L, 3 WAIT_O cells are left out"):
         write(build("pipe-offload", 4, 8, offload_share=1.0))
 

@@ -6,6 +6,7 @@ import shlex
 import numpy as np
 import pytest
 from daily import with_cases
+from legal_sizes import build
 
 import pipejax as pj
 from pipejax.analysis.runs.evaluate import op_counts
@@ -171,12 +172,8 @@ WORKLOAD = pj.Workload(MODEL, minibatch=8, **DEGREES, embedding_units=1, loss_un
 ZERO_3 = dataclasses.replace(WORKLOAD, zero=3, data_parallel=64, context_parallel=1)
 
 
-def built(name="1f1b"):
-    return pj.schedules.build(name, num_workers=4, num_microbatches=8)
-
-
 def make_run(workload=WORKLOAD, system=SYSTEM, table=None, link="delay"):
-    table = built() if table is None else table
+    table = build() if table is None else table
     return pj.evaluate(table, pj.stage_costs(workload, system, table), link=link)
 
 
@@ -187,7 +184,7 @@ def make_run(workload=WORKLOAD, system=SYSTEM, table=None, link="delay"):
     ("zb-h1", "blocking", ZERO_3),
 )
 def test_parts_sum_to_the_step(name, link, workload):
-    run = make_run(workload, table=built(name), link=link)
+    run = make_run(workload, table=build(name), link=link)
     parts = pj.step_report(run, workload, SYSTEM).breakdown
     assert sum(parts.values()) == pytest.approx(run.step_time, rel=1e-12)
     assert min(parts.values()) >= 0
@@ -211,7 +208,7 @@ def test_what_costs_nothing_takes_no_part():
 
 
 def test_ops_are_the_sum_of_their_parts():
-    table = built("zb-h1")
+    table = build("zb-h1")
     whole, parts = pj.stage_costs(ZERO_3, SYSTEM, table), stage_parts(ZERO_3, SYSTEM, table)
     for letter in "FBIWR":
         field = PHASE_FIELDS[letter]
@@ -261,14 +258,14 @@ def test_mfu_tokens_price_and_bands():
 def test_memory_is_the_sum_of_its_parts(gradient_bytes):
     model = dataclasses.replace(ZERO_3.model, gradient_bytes=gradient_bytes)
     workload = dataclasses.replace(ZERO_3, model=model)
-    parts, memory = static_parts(workload, built()), stage_bytes(workload, built())
+    parts, memory = static_parts(workload, build()), stage_bytes(workload, build())
     assert set(parts) == {"parameters", "gradients", "optimizer", "buffers"}
     np.testing.assert_allclose(sum(parts.values()), memory.static)
     assert min(part.min() for part in parts.values()) > 0
 
 
 def test_offloads_take_what_the_host_link_takes():
-    table = built("pipe-offload")
+    table = build("pipe-offload")
     costs = pj.stage_costs(WORKLOAD, SYSTEM, table)
     size = np.asarray(stage_bytes(WORKLOAD, table).activations)
     np.testing.assert_allclose(np.asarray(costs.offload), 1e-5 + size / 40e9)

@@ -1,6 +1,5 @@
 """Schedules chosen on a page have the numbers of `pipejax evaluate`."""
 
-import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +21,6 @@ SAMPLE = 23  # of all that is offered every so manieth run
 MAKESPANS = (Path(__file__).parents[1] / "data" / "chosen_makespans.js").read_text()
 
 
-def answer(capsys, *arguments):
-    assert pipejax([*map(str, arguments), "--json"]) == 0, capsys.readouterr().err
-    return json.loads(capsys.readouterr().out)
-
-
 @pytest.fixture(scope="module")
 def offered(tmp_path_factory):
     """A page that carries all that there is to choose from."""
@@ -36,7 +30,7 @@ def offered(tmp_path_factory):
     return page
 
 
-def test_all_that_is_offered_is_what_evaluate_says(offered, visit, capsys):
+def test_all_that_is_offered_is_what_evaluate_says(offered, visit, answer):
     opened = visit(offered)
     result = opened(MAKESPANS)
     builders = REGISTRY.values()
@@ -47,7 +41,7 @@ def test_all_that_is_offered_is_what_evaluate_says(offered, visit, capsys):
         if "stages_per_worker" in REGISTRY[name].options:
             asked += ["--stages-per-worker", count]
         if k % SAMPLE == 0:
-            expected = answer(capsys, "evaluate", *asked)
+            expected = answer("evaluate", *asked)
             assert makespan == pytest.approx(expected["makespan"], rel=1e-9), asked
             assert idle == pytest.approx(expected["bubble_ratio"], abs=1e-9)
             assert peaks == expected["peak_in_flight"]

@@ -1,7 +1,5 @@
 """The numbers of the page are those of `pipejax evaluate`, wherever sliders and switches stand."""
 
-import json
-
 import numpy as np
 import pytest
 from explorer_cases import GIVEN, build_case, explored
@@ -26,11 +24,6 @@ SETTINGS = [  # factors of F, B, I, W and messages; B is I + W
 ]
 
 
-def answer(capsys, *arguments):
-    assert pipejax([*map(str, arguments), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
 @pytest.fixture(scope="module")
 def ten(tmp_path_factory):
     """A page of ten schedules, and their tables, which do not change as sliders move."""
@@ -46,7 +39,7 @@ def ten(tmp_path_factory):
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_sliders_move_the_makespan_to_what_evaluate_says(link, ten, visit, capsys):
+def test_sliders_move_the_makespan_to_what_evaluate_says(link, ten, visit, answer):
     page, tables = ten
     opened = visit(page)
     opened.set_link(link)
@@ -58,7 +51,7 @@ def test_sliders_move_the_makespan_to_what_evaluate_says(link, ten, visit, capsy
         for (schedule, table), shown in zip(tables.items(), opened.makespans(), strict=True):
             options = ["--table", table, "--worker-times", times]
             comm = repr(0.2 * factors["transmit"])
-            expected = answer(capsys, "evaluate", *options, "--comm", comm, "--link", link)
+            expected = answer("evaluate", *options, "--comm", comm, "--link", link)
             assert shown == pytest.approx(expected["makespan"], rel=1e-9), (schedule, setting)
             if setting == {}:
                 assert shown == expected["makespan"]  # to the last bit
@@ -137,11 +130,10 @@ def test_memory_curves_are_those_of_the_run(alone, visit):
     assert flight == run.peak_in_flight.tolist()
 
 
-def test_the_form_says_which_sum_is_the_largest(tmp_path, visit, capsys):
+def test_the_form_says_which_sum_is_the_largest(tmp_path, visit):
     out = tmp_path / "x.html"
     arguments = ["--schedule", "chimera", "--workers", "4", "--microbatches", "4"]
     assert pipejax(["show", *arguments, "--stage-times", "F=1,B=1", "--out", str(out)]) == 0
-    capsys.readouterr()
     opened = visit(out)
     lines = opened.page.locator(".form li")
     sums = lines.locator(".sum").all_inner_texts()

@@ -1,6 +1,6 @@
 """Changes of data that contradict claims: each claim that counts fails after its own."""
 
-from sweeps.kit.claims import COUNTED, judge
+from sweeps.kit.claims import COUNTED, HOLDS, judge
 
 
 def scaled(store, names, factor=1.0, more=0.0, **where):
@@ -12,6 +12,13 @@ def scaled(store, names, factor=1.0, more=0.0, **where):
             values.loc[where] = factor * values.loc[where] + more
 
     return change
+
+
+def verdicts(claims, data):
+    """Return whether each claim holds, by its number; one that fails must have a reason."""
+    result = judge(claims, data)
+    assert all(row["reason"] or row["verdict"] in HOLDS for row in result)
+    return {row["number"]: row["verdict"] in HOLDS for row in result}
 
 
 def check_contradictions(claims, changes, build_data):

@@ -11,7 +11,8 @@ import optpipe_data as made
 import pytest
 import reference
 import xarray as xr
-from contradictions import check_contradictions, scaled
+from contradictions import check_contradictions, scaled, verdicts
+from legal_sizes import build
 from ortools.sat.python import cp_model
 
 import pipejax as pj
@@ -25,7 +26,7 @@ from figures.findings import (
 from figures.kit.rules import faults
 from pipejax.training import replay
 from sweeps.findings import claims, delays, gradient_noise, links, offload, queues, regimes
-from sweeps.kit.claims import COUNTED, HOLDS, judge
+from sweeps.kit.claims import COUNTED, judge
 from sweeps.optpipe.cases import METHODS, NO_LINK, Pipe, Setting
 from sweeps.pipedream.schemes import build_until, make_objectives
 from sweeps.pipedream.settings import Problem, Setting as TrainingSetting
@@ -50,10 +51,6 @@ def played(table, times, message, link="delay", scope="worker"):
     places = product((0, 1), range(table.num_pipes), range(table.num_stages - 1))
     costs = reference.Costs(durations, {}, dict.fromkeys(places, message))
     return reference.Run(texts(table), table.pipe_of_microbatch.tolist(), costs, link, scope)
-
-
-def built(name, workers, microbatches, **options):
-    return pj.schedules.build(name, num_workers=workers, num_microbatches=microbatches, **options)
 
 
 # (a) GPipe and 1F1B
@@ -118,7 +115,7 @@ def test_who_is_never_slower():
 @pytest.mark.parametrize("link", links.LINKS)
 def test_the_checker_confirms_both_forms(link):
     for name in links.COMPARED:
-        table = built(name, 8, 16)
+        table = build(name, 8, 16)
         form = pj.formula(pj.lower(table, link=links.LINKS[link], step_end=False), ("F", "B", "c"))
         result = pj.verify(form.certificate(table))
         assert form.exact
@@ -205,7 +202,7 @@ def test_the_border_of_hanayo(link, border):
 
 @pytest.mark.parametrize(("workers", "microbatches"), [(4, 4), (4, 12), (6, 6)])
 def test_the_published_form_of_chimera(workers, microbatches):
-    table = built("chimera", workers, microbatches)
+    table = build("chimera", workers, microbatches)
     for backward in (0.5, 0.9, 1.0, 1.1, 2.0):
         published = (microbatches + workers // 2 - 1) * (1 + backward)
         result = played(table, {"F": 1.0, "B": backward}, 0.0).makespan
@@ -214,7 +211,7 @@ def test_the_published_form_of_chimera(workers, microbatches):
 
 # (f) in-order queues
 def test_queues_cost_time_with_free_messages():
-    table = built("chimera-asymmetric", 8, 16, slots={"F": 1, "B": 2})
+    table = build("chimera-asymmetric", 8, 16, slots={"F": 1, "B": 2})
     free = played(table, DOUBLE, 0.0)
     makespans = {s: played(table, DOUBLE, 0.0, "rendezvous", s).makespan for s in queues.QUEUES}
     assert free.makespan == pytest.approx(57 + 1 / 3)
@@ -235,7 +232,7 @@ def test_queues_cost_time_with_free_messages():
 def test_a_queue_per_pair_costs_nothing_at_random_times():
     rng, result = np.random.default_rng(SEED), []
     for name in ("1f1b", "chimera", "interleaved-1f1b"):
-        table = built(name, 4, 8)
+        table = build(name, 4, 8)
         stages = rng.uniform(0.5, 1.5, table.num_stages)
         durations = {("F", s): t for s, t in enumerate(stages)}
         durations |= {("B", s): 2 * t for s, t in enumerate(stages)}
@@ -394,19 +391,13 @@ MUTATIONS = {  # data, variable, value and where, one for each claim
 }
 
 
-def verdicts(data):
-    result = judge(MINE, data)
-    assert all(row["reason"] or row["verdict"] in HOLDS for row in result)
-    return {row["number"]: row["verdict"] in HOLDS for row in result}
-
-
 def test_every_finding_holds_and_each_can_fail(world):
     assert set(MUTATIONS) == {claim.number for claim in MINE}
-    assert {n for n, holds in verdicts(world).items() if not holds} == set()
+    assert {n for n, holds in verdicts(MINE, world).items() if not holds} == set()
     for number, change in MUTATIONS.items():
         data = {name: dataset.copy(deep=True) for name, dataset in world.items()}
         spoil(data, change)
-        assert not verdicts(data)[number], number
+        assert not verdicts(MINE, data)[number], number
 
 
 def test_the_theorems_are_no_claims(world):

@@ -9,7 +9,7 @@ import numpy as np
 import optpipe_data as made
 import pytest
 import xarray as xr
-from contradictions import check_contradictions, scaled
+from contradictions import check_contradictions, scaled, verdicts
 
 from figures.kit.rules import faults
 from figures.optpipe import (
@@ -22,7 +22,7 @@ from figures.optpipe import (
     refinement as optpipe_refinement,
     timelines as timelines_figure,
 )
-from sweeps.kit.claims import HOLDS, judge
+from sweeps.kit.claims import judge
 from sweeps.kit.journal import Journal
 from sweeps.optpipe import (
     checks as optpipe_checks,
@@ -237,18 +237,12 @@ def test_effort_must_be_above_0(tmp_path, capsys):
     assert "--effort must be above 0, got 0" in capsys.readouterr().err
 
 
-def verdicts(data):
-    result = judge(optpipe_claims.CLAIMS, data)
-    assert all(row["reason"] or row["verdict"] in HOLDS for row in result)
-    return {row["number"]: row["verdict"] in HOLDS for row in result}
-
-
 def everything():
     return {"grid": made.grid(), "published": made.published(), "refinement": made.refinement()}
 
 
 def test_figures_that_hold_are_reproduced():
-    result = verdicts(everything())
+    result = verdicts(optpipe_claims.CLAIMS, everything())
     assert {n for n, holds in result.items() if not holds} == set()
 
 
