@@ -325,7 +325,11 @@ def _remedy_text(
     """Return the name of a remedy, its saving, and the memory that it needs."""
     is_same = abs(row["memory"] - 1) <= NEGLIGIBLE
     needs = "" if is_same else f" with {row['memory']:.3g} times the memory"
-    verb = "saves" if row["saves"] >= 0 else "fits and takes longer by"
+    verb, memory = "saves", explanation.memory
+    if row["shelf"] != "hardware" and not memory.fits(memory.begin):  # remedies that fit alone
+        verb = "fits and saves"
+    if row["saves"] < 0:
+        verb = "fits and takes longer by"
     saves = _with_share(abs(row["saves"]), explanation, step)
     what = row["what"].removeprefix("combined: ").replace(": all", " so that all")
     name = what.replace(": ", " ").replace("; ", " + ")
