@@ -9,13 +9,7 @@ import numpy as np
 from pipejax.base.checks import ArgumentError, wrong
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import TIME_FIELDS, Costs, required_phases
-from pipejax.costs.measured.costs_file import (
-    read_halved,
-    read_levels,
-    read_sizes,
-    read_slow_workers,
-    slot_costs,
-)
+from pipejax.costs.measured.costs_file import read_halved, read_key, read_levels, slot_costs
 from pipejax.costs.model.workload import Workload, find_stages
 from pipejax.costs.scaling import restaged_costs
 from pipejax.costs.system.system import System
@@ -176,12 +170,14 @@ class CostsFile(CostSource):
     @property
     def sizes(self) -> Places:
         """Return the numbers of workers per node, per rack and so on."""
-        return read_sizes(self.path)
+        sizes: Places = read_key(self.path, "workers_per_node")
+        return sizes
 
     @property
     def slow_workers(self) -> Mapping[int, float]:
         """Return {slow worker: factor} of the file."""
-        return read_slow_workers(self.path)
+        factors: Mapping[int, float] = read_key(self.path, "stragglers")
+        return factors
 
     def levels(self, table: ScheduleTable) -> list[Costs]:
         """Read a table's costs once per link level."""

@@ -188,17 +188,9 @@ def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] 
     return PlacedCosts.from_levels(levels, table, sizes).at(places_on(table, places))
 
 
-def read_sizes(path: str | Path) -> tuple[int, ...]:
-    """Read the number of workers per node, per rack and so on; empty if the file has none."""
-    return read_field("workers_per_node", FILE["workers_per_node"], _load(path), str(path))
-
-
-def read_slow_workers(path: str | Path) -> Mapping[int, float]:
-    """Read the factors of slow workers; empty if the file has none."""
-    factors: Mapping[int, float] = read_field(
-        "stragglers", FILE["stragglers"], _load(path), str(path)
-    )
-    return factors
+def read_key(path: str | Path, key: str) -> Any:
+    """Read the value of one key of a file, or its default."""
+    return read_field(key, FILE[key], _load(path), str(path))
 
 
 def read_halved(path: str | Path, table: ScheduleTable) -> bool:
