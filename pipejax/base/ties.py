@@ -1,10 +1,10 @@
-"""Names of the least costs, where costs tie within rounding, and Pareto fronts."""
+"""Names of the least costs, where costs tie within rounding, Pareto fronts, and equal rows."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from pipejax.base.array_types import Float, Int, NumpyArray
+from pipejax.base.array_types import Float, Int, NumpyArray, Shaped
 
 TIE = 1e-9  # relative difference up to which costs count as equal to the least cost
 
@@ -38,3 +38,13 @@ def pareto_front(
     min_before = np.minimum.accumulate(np.append(np.inf, second[order]))[:-1]
     front: NumpyArray = order[second[order] < min_before]
     return front
+
+
+def row_classes(
+    columns: Sequence[Shaped[NumpyArray, " rows"]] | Shaped[NumpyArray, "columns rows"],
+) -> tuple[Int[NumpyArray, " classes"], Int[NumpyArray, " rows"]]:
+    """Return the first row of each class of equal rows, and the class of each row."""
+    # rows (1, 2) (1, 3) (1, 2) have the first rows [0 1] and the classes [0 1 0]
+    rows = np.stack([*columns], axis=1)
+    _, first_rows, classes = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return first_rows, classes.ravel()

@@ -212,15 +212,8 @@ def draw_tornado(
         axes.barh(rows, values, height=np.where(overlap, 0.35, 0.7), color=colour)
         for row, value in zip(rows, values, strict=True):
             if abs(value) >= 1:
-                axes.annotate(
-                    f"{value:+.0f}",
-                    (value, row),
-                    xytext=(3 if value > 0 else -3, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=style.LEAST_FONT,
-                    ha="left" if value > 0 else "right",
-                )
+                offset = 3 if value > 0 else -3, 0
+                style.write_beside(axes, f"{value:+.0f}", (value, row), offset)
     axes.axvline(0, color="black", linewidth=0.6)
     axes.margins(x=0.12)
     axes.set_yticks(places, [PARAMETER_NAMES.get(name, name) for name in names])

@@ -196,16 +196,7 @@ def _name_front(
         numbered = [numbered[k] for k in positions]
     handles = []
     for number, k in enumerate(numbered, start=1):
-        axes.annotate(
-            str(number),
-            (x[k], y[k]),
-            xytext=(3 * x_sign, 3 * y_sign),
-            textcoords="offset points",
-            ha="left" if x_sign > 0 else "right",
-            va="bottom" if y_sign > 0 else "top",
-            fontsize=style.LEAST_FONT,
-            zorder=4,
-        )
+        style.write_beside(axes, str(number), (x[k], y[k]), (3 * x_sign, 3 * y_sign))
         look: Any = {"color": palette.BLACK, "linestyle": "", "marker": f"${number}$"}
         handles.append(Line2D([], [], markersize=4, markeredgewidth=0.3, **look))
     texts = [names[k] for k in numbered]

@@ -158,6 +158,23 @@ def small() -> float:
     return float(mpl.rcParams["xtick.labelsize"])
 
 
+def write_beside(
+    axes: Axes, text: str, point: tuple[float, float], offset: tuple[float, float]
+) -> None:
+    """Write a text beside a point, on the side to which the offset [point] leads."""
+    x, y = offset
+    axes.annotate(
+        text,
+        point,
+        xytext=offset,
+        textcoords="offset points",
+        ha="left" if x > 0 else "right",
+        va="bottom" if y > 0 else "top" if y < 0 else "center",
+        fontsize=LEAST_FONT,
+        zorder=4,
+    )
+
+
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Label the rows of a chart, the first on top; if labels do not fit, write only some."""
     row_points = axes.bbox.height * 72 / axes.figure.dpi / len(names)

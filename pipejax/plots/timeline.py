@@ -263,18 +263,9 @@ def draw_memory(axes: Axes, curves: Curves, *, until: float) -> None:
         for limit in limits:
             axes.hlines(base - scale * limit[worker], 0, until, **LIMIT)
         peak_height = base - scale * peak
-        is_late = peak_time > 0.9 * until
         axes.plot([peak_time], [peak_height], "o", color=palette.BLACK, markersize=2.5, zorder=4)
-        axes.annotate(
-            curves.text(peak),
-            (peak_time, peak_height),
-            textcoords="offset points",
-            xytext=(-2 if is_late else 2, 1),
-            ha="right" if is_late else "left",
-            va="bottom",
-            fontsize=style.LEAST_FONT,
-            zorder=4,
-        )
+        offset = -2 if peak_time > 0.9 * until else 2, 1
+        style.write_beside(axes, curves.text(peak), (peak_time, peak_height), offset)
     style.name_rows(axes, [f"worker {worker}" for worker in range(len(memory.peak))])
     title = f"{curves.name}, peak {curves.text(memory.peak.max())}"
     for limit in limits:

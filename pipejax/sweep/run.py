@@ -22,6 +22,7 @@ from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.files import provenance
 from pipejax.base.progress import OnProgress, telling
+from pipejax.base.ties import row_classes
 from pipejax.costs.costs import PHASE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.model.launchers import launcher_defaults, machine_launches, merge_fields
 from pipejax.costs.model.stack import Stack
@@ -153,12 +154,11 @@ def _num_systems(systems: System) -> int:
 def _usable_systems(workload: Workload, systems: System) -> tuple[Rows, str]:
     """Return indices of the systems that can run a workload, and why other systems are refused."""
     # Systems that lack the same numbers have one kind. The first system of each kind is checked.
-    # has_number (numbers, systems) [[1 0 1], [1 1 1]] gives kinds [1 0 1] and examples [1 0].
     numbers = [*vars(systems.narrow_peaks).values(), systems.host.memory_bandwidth]
     numbers.append(systems.host_link.bandwidth)
     size = _num_systems(systems)
-    has_number = np.stack([np.broadcast_to(np.asarray(number) > 0, size) for number in numbers])
-    _, examples, kinds = np.unique(has_number, axis=1, return_index=True, return_inverse=True)
+    has_number = [np.broadcast_to(np.asarray(number) > 0, size) for number in numbers]
+    examples, kinds = row_classes(has_number)
     refusals = []
     for example in examples:
         try:
@@ -167,7 +167,7 @@ def _usable_systems(workload: Workload, systems: System) -> tuple[Rows, str]:
             refusals.append(str(error))
         else:
             refusals.append("")
-    is_usable = np.array([not refusal for refusal in refusals])[kinds.ravel()]
+    is_usable = np.array([not refusal for refusal in refusals])[kinds]
     return np.flatnonzero(is_usable), max(refusals)  # the largest text: "" is the smallest
 
 

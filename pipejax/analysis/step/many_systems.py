@@ -14,6 +14,7 @@ import numpy as np
 from pipejax.analysis.uncertainty.sensitivity import POWER
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.many_numbers import Many, many_values, to_many
+from pipejax.base.ties import row_classes
 from pipejax.costs.costs import MESSAGE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.scaling import ON_WORKERS, op_factors
 from pipejax.costs.stage.stage_costs import work_costs
@@ -195,12 +196,12 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
     names = "layers", "recomputed", "layers_w_recomputes", "heads", "parameters", "offload_bytes"
     leaves, structure = jax.tree.flatten((unplaced, *(getattr(work, name) for name in names)))
     columns = [np.broadcast_to(leaf, len(has_no_place)) for leaf in leaves]
-    examples, stage = _distinct(columns)
+    examples, stage = row_classes(columns)
     distinct = [np.asarray(leaf)[examples] if np.ndim(leaf) else leaf for leaf in leaves]
     unplaced, *values = jax.tree.unflatten(structure, distinct)
     all_bytes = np.broadcast_to(work.message_bytes, stages.senders.shape)
     links = np.stack([leaf.ravel() for leaf in (stages.senders, stages.receivers, all_bytes)])
-    examples, boundary = _distinct(links)
+    examples, boundary = row_classes(links)
     senders, receivers, message_bytes = links[:, None, examples]
     distinct_work = work._replace(
         stages=unplaced._replace(senders=senders, receivers=receivers),
@@ -208,13 +209,6 @@ def distinct_stages(work: StageWork) -> tuple[StageWork, StagePlaces]:
         **dict(zip(names, values, strict=True)),
     )
     return distinct_work, StagePlaces(stage, boundary.reshape(stages.senders.shape))
-
-
-def _distinct(rows: Any) -> tuple[Int[NumpyArray, " new"], Int[NumpyArray, " columns"]]:
-    """Return the positions of distinct columns, and the index of each column among these."""
-    # one row [7 5 7]: the distinct columns 5, 7 are at positions [1 0]; indices are [1 0 1]
-    _, examples, indices = np.unique(np.stack(rows), axis=1, return_index=True, return_inverse=True)
-    return examples, indices.ravel()
 
 
 def _one_hot(indices: Int[NumpyArray, " columns"]) -> Float[NumpyArray, "columns new"]:

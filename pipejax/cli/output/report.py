@@ -120,9 +120,7 @@ def print_all(*parts: object) -> None:
             _print_line(part if isinstance(part, Text) else Text.from_markup(str(part)))
 
 
-def plain(text: str) -> Text:
-    """Make a line without markup, for example with names of files."""
-    return Text(text)
+plain = Text  # a line without markup, for example with names of files
 
 
 def _print_table(table: TextTable) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from pipejax.base.array_types import Int, NumpyArray
 from pipejax.base.checks import divisors
+from pipejax.base.ties import row_classes
 from pipejax.costs.model.launchers import machine_launches
 from pipejax.costs.model.workload import StageLayers, Workload, with_stage_layers
 from pipejax.costs.model.workload_fields import check_recompute
@@ -104,10 +105,9 @@ class JointProblem:
             (layers == np.asarray(self.problem.assigned.layers)).all(axis=1),
             (layers == layers[:, :1]).all(axis=1),
         ]
-        rows = np.stack(features, axis=1)
-        _, first_rows, kind = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        first_rows, kind = row_classes(features)
         reasons = [self._refusal(settings.at(row)) for row in first_rows.tolist()]
-        return np.array(reasons, object)[kind.ravel()]
+        return np.array(reasons, object)[kind]
 
     def _refusal(self, setting: "Settings") -> str:
         workload = self.workload(setting)

@@ -18,6 +18,7 @@ from pipejax.base import checks
 from pipejax.base.array_types import Bool, Index, Int, NumpyArray, Shaped
 from pipejax.base.display import short_repr
 from pipejax.base.progress import Notice
+from pipejax.base.ties import row_classes
 from pipejax.costs.model.launchers import default_overlap, find_launcher, machine_launches
 from pipejax.costs.model.model import Model
 from pipejax.costs.model.workload import Workload, assign_layers, missing_parts, stage_layers
@@ -345,10 +346,8 @@ def _is_legal(request: PlanRequest, rows: Layouts) -> Bool[NumpyArray, " layouts
 
 def _reasons_by_class(columns: Columns, find_reason: Callable[[int], str]) -> NumpyArray:
     """Return the reason of each row; `find_reason` is called once for rows with equal columns."""
-    # rows (1, 2) (1, 3) (1, 2) have the first rows [0 1] and the classes [0 1 0]
-    rows = np.stack(columns, axis=1)
-    _, first_rows, classes = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return np.array([find_reason(row) for row in first_rows.tolist()], object)[classes.ravel()]
+    first_rows, classes = row_classes(columns)
+    return np.array([find_reason(row) for row in first_rows.tolist()], object)[classes]
 
 
 def _table_refusal(request: PlanRequest, layouts: Layouts, row: int) -> str:

@@ -5,6 +5,7 @@ are cheap for all layouts at once: the row of one worker; one microbatch through
 back; and the work of all workers, divided evenly. The last two also hold for two pipes.
 """
 
+import contextlib
 import functools
 from typing import NamedTuple
 
@@ -174,11 +175,9 @@ def refusal(shape: ProgramShape, microbatches: int) -> str:
         return ""
     period = 4 * shape.workers
     few_microbatches = min(microbatches, period + microbatches % period) if legal else microbatches
-    try:
+    with contextlib.suppress(MismatchError):
         build_table(shape, few_microbatches)
         return ""
-    except MismatchError:
-        pass
     try:  # the message names the requested M
         build_table(shape, microbatches)
     except MismatchError as error:

@@ -15,7 +15,7 @@ import numpy as np
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray, Shaped
 from pipejax.base.display import short_repr
 from pipejax.base.progress import OnProgress
-from pipejax.base.ties import pareto_front
+from pipejax.base.ties import pareto_front, row_classes
 from pipejax.costs.costs import Costs
 from pipejax.costs.model.launchers import default_overlap
 from pipejax.costs.model.layout import Layout
@@ -124,12 +124,7 @@ def _layout_stages(
     # the first layout of the kind.
     recomputes_layers, _ = _whole_layers(request, layouts)
     whole_layers = layouts.recompute * recomputes_layers
-    _, first_rows, kind = np.unique(
-        np.stack([*layouts[:3], layouts.edge_units, whole_layers], axis=1),
-        axis=0,
-        return_index=True,
-        return_inverse=True,
-    )
+    first_rows, kind = row_classes([*layouts[:3], layouts.edge_units, whole_layers])
     kinds = []  # (stages, first stage of each class, class of each stage)
     for row in first_rows.tolist():
         workload = layout_workload(request, layouts, row)
@@ -142,7 +137,6 @@ def _layout_stages(
         kinds.append((stages, first_stages, stage_class))
     num_classes = max(len(first_stages) for _, first_stages, _ in kinds)
     stages_by_kind = [_take_stages(stages, first, num_classes) for stages, first, _ in kinds]
-    kind = kind.ravel()
     by_layout: Stages = jax.tree.map(lambda *leaves: np.stack(leaves)[kind], *stages_by_kind)
     return by_layout, np.stack([stage_class for _, _, stage_class in kinds])[kind]
 
@@ -168,10 +162,7 @@ def _stage_classes(
         nearest=stages.nearest * has_copies,
         farthest=stages.farthest * has_copies,
     )
-    columns = np.stack([getattr(properties, name) for name in OF_STAGES])
-    # columns [A B B C] have the first stages [0 1 3] and the classes [0 1 1 2]
-    _, first_stages, classes = np.unique(columns, axis=1, return_index=True, return_inverse=True)
-    return first_stages, classes.ravel()
+    return row_classes([getattr(properties, name) for name in OF_STAGES])
 
 
 TIE = 0.01  # relative difference of step times within which layouts of an idea are reported
@@ -195,9 +186,7 @@ def row_groups(columns: Sequence[Shaped[NumpyArray, " rows"]]) -> list[Int[Numpy
     """Group rows that agree in all columns; groups come in the order of their first rows."""
     # If rows belong to groups [1 0 1 1], then rows sorted by group are [1 0 2 3], starts are [0 1],
     # and the groups are [1] and [0 2 3].
-    rows = np.stack(columns, axis=1)
-    _, first_rows, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    group = inverse.ravel()
+    first_rows, group = row_classes(columns)
     rows_by_group = np.argsort(group, kind="stable")
     starts = np.searchsorted(group[rows_by_group], np.arange(len(first_rows)))
     groups = np.split(rows_by_group, starts[1:])
