@@ -306,10 +306,12 @@ def _parse_machine(run: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         nodes = check_sizes(sizes, "--workers-per-node")
     if run.worker_places is None:
         return nodes, ()
-    from pipejax.costs.measured.costs_file import read_sizes
+    from pipejax.costs.measured.costs_file import read_key
     from pipejax.costs.topology import check_places, parse_places
 
-    has_nodes = run.model is not None or (nodes if run.costs is None else read_sizes(run.costs))
+    has_nodes = run.model is not None or (
+        nodes if run.costs is None else read_key(run.costs, "workers_per_node")
+    )
     if not has_nodes:
         raise ValueError(
             "--worker-places needs a machine of nodes: give --workers-per-node, a --costs file "

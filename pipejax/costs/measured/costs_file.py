@@ -180,7 +180,7 @@ def read_costs(path: str | Path, table: ScheduleTable, *, places: Sequence[int] 
       array([1.5, 1.5])
     """
     check_types(path=(path, str, Path), table=(table, ScheduleTable))
-    levels, sizes = read_levels(path, table), read_sizes(path)
+    levels, sizes = read_levels(path, table), read_key(path, "workers_per_node")
     if not sizes and not places:
         return levels[0]
     if not sizes:
