@@ -277,7 +277,8 @@ def test_whitened_parameters_are_numbers_that_a_system_may_have(plain_a100, stac
     for size in (-6.0, 6.0):
         values = parameters.values(np.full((1, len(names)), size))[0]
         for name, value in zip(names, values.tolist(), strict=True):
-            system.with_number(name, value)
+            other = system.with_number(name, value)  # refuses a number beyond its limits
+            assert system_number(other, name) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("draw", range(3))  # device and host took longer than their sum

@@ -52,10 +52,10 @@ def test_the_best_point_has_the_most_tokens_per_second_where_steps_differ_in_tok
     work, answer, answer_and_text, tmp_path
 ):
     """The shortest step is that of the least work: 2 sequences, or as many on fewer replicas."""
-    kept = GRID | {"microbatch_size": [1, 2], "system": {"memory": {"capacity_GB": 4000}}} | work
+    grid = GRID | {"microbatch_size": [1, 2], "system": {"memory": {"capacity_GB": 4000}}} | work
     for outputs, name in ((["tokens_per_second"], "tokens_per_second"), ([], "step_time")):
         path = tmp_path / f"{len(outputs)}.zarr"
-        pj.run_sweep(kept | {"outputs": outputs}, path).close()
+        pj.run_sweep(grid | {"outputs": outputs}, path).close()
         result, text = answer_and_text("sweep", "show", path)
         has_equal_work = work["minibatch"] == 4 and "data_parallel" not in work
         assert result["by"] == ("step_time" if has_equal_work else name)
