@@ -187,9 +187,14 @@ def measured_runs() -> tuple[Runs, ...]:
     return as_runs(json.loads(EVIDENCE.read_text("utf-8")))
 
 
-def memory_factors(source: str, bits: int) -> list[float]:
-    """List the ratios measured / predicted memory of a source's runs with these operand bits."""
-    groups = [x.memory for x in measured_runs() if (x.source, x.regime.bits) == (source, bits)]
+def memory_factors(source: str, **facts: Any) -> list[float]:
+    """List the ratios measured / predicted memory of a source's runs with these facts."""
+    # facts are fields of `Regime`, such as bits=16
+    groups = [
+        runs.memory
+        for runs in measured_runs()
+        if runs.source == source and runs.regime == runs.regime._replace(**facts)
+    ]
     return sorted(1 / (1 + error / 100) for errors in groups for error in errors)
 
 

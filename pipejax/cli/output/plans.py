@@ -180,13 +180,21 @@ def evidence_json(evidence: "Evidence | None", step: float) -> dict[str, Any] | 
 
 def _measured_memory(plan: "PlanResult") -> Iterator[object]:
     """Yield how measured memory of the launcher's runs compares with predictions."""
+    from pipejax.analysis.step.evidence import memory_factors  # needs NumPy, as in `_assumptions`
+    from pipejax.costs.model.launchers import find_launcher
+
     factors, predicted = plan.request.memory_factors, plan.best.memory_bytes
     if not factors:
         return
     available = float(plan.request.system.memory_available)
     smallest, largest, hint = factors[0], factors[-1], ""
+    is_split, source = plan.best.workload.zero == 3, find_launcher(plan.request.launcher).source
+    alike = memory_factors(source, splits_weights=is_split)
+    if alike and alike[-1] > largest:
+        zero = "ZeRO 3" if is_split else "ZeRO 0 to 2"
+        hint = f"; with {zero} in other precisions up to {alike[-1]:.3g} times"
     if predicted * largest > available:
-        hint = f"; --memory-limit {available / largest / 1e9:.3g}GB leaves room"
+        hint = f"; --memory-limit {available / largest / 1e9:.3g}GB leaves room{hint}"
     yield plain(
         f"measured runs of {plan.request.launcher} took {smallest:.3g} to {largest:.3g} times the "
         f"predicted memory ({len(factors)} configurations): here up to "

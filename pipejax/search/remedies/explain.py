@@ -380,7 +380,7 @@ def _memories(
         yield Memory(base, limit)
         return
     source = find_launcher(launcher).source if launcher else ""
-    factors = memory_factors(source, operand_bits(workload.precision))
+    factors = memory_factors(source, bits=operand_bits(workload.precision))
     available, need = float(system.memory_available), float(Memory(base).begin_needs.max())
     planned = (1 - HEADROOM) * available
     sure = sure_memory(planned, available, factors)

@@ -97,7 +97,7 @@ class PlanRequest:
     def memory_factors(self) -> list[float]:
         """List the ratios measured / predicted memory of the launcher's runs, ascending."""
         source = find_launcher(self.launcher).source if self.launcher else ""
-        return memory_factors(source, operand_bits(self.shared.get("precision", "")))
+        return memory_factors(source, bits=operand_bits(self.shared.get("precision", "")))
 
     @property
     def safe_memory(self) -> float:
