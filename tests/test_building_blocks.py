@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from daily import read_cases, with_cases
 from hypothesis import given, strategies as st
 from legal_sizes import build
 from test_schedules import check_run, works
@@ -101,9 +102,8 @@ def test_a_worker_runs_ahead_only_where_the_rest_still_finds_room(workers):
     check_run(work, run)
 
 
-@pytest.mark.parametrize(
-    ("workers", "microbatches", "limit", "published"),
-    [(4, 8, 4, 59), (6, 12, 8, 83), (8, 16, 16, 96)],  # V-Min, V-Half and ZB-V
+@with_cases(
+    "workers microbatches limit published", *read_cases("test_published_v_schedules_are_reached")
 )
 def test_published_v_schedules_are_reached(workers, microbatches, limit, published):
     table = build("hanayo", workers, microbatches)

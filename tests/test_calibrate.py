@@ -8,7 +8,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 
 import pipejax as pj
 from pipejax.analysis.step.step_time import StepTimes
@@ -471,10 +471,7 @@ def test_a_value_is_left_out_once(rows):
     np.testing.assert_array_equal(read_folds(rows, "tensor=8").left_out, folds.left_out)
 
 
-@pytest.mark.parametrize(
-    ("hold_out", "count", "size"),
-    [("group:h,t,b", 12, 1), ("group:t", 3, 4), ("model", 2, 6), ("k-fold:4", 4, 3)],
-)
+@with_cases("hold_out count size", *read_cases("test_parts_cover_every_row_once"))
 def test_parts_cover_every_row_once(rows, hold_out, count, size):
     folds = read_folds(rows, hold_out)
     assert folds.left_out.shape == (count, len(rows)) == (len(folds.names), 12)

@@ -4,7 +4,7 @@ import csv
 
 import numpy as np
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 from legal_sizes import build
 
 import pipejax as pj
@@ -104,11 +104,7 @@ def test_schedules_without_formula_say_so():
 
 
 # DualPipe and DualPipeV: the published orders, bubbles and activations
-@with_cases(
-    "name file",
-    ("dualpipe", "DualPipe_4_8"),  # the step of DualPipe's own dualpipe.py, computing recorded
-    ("dualpipe-v", "DualPipeV_4_8"),  # PyTorch's ScheduleDualPipeV
-)
+@with_cases("name file", *read_cases("test_the_order_is_the_published_one"))
 def test_the_order_is_the_published_one(data, name, file):
     rows = list(csv.reader((data / f"{file}.csv").read_text().splitlines()))
     built = [[format_cell(cell) for cell in row if cell] for row in build(name, 4, 8).rows()]

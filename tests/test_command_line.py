@@ -204,12 +204,7 @@ def test_options_come_from_a_file(call, tmp_path):
     assert json.loads(out)["makespan"] == 33.0
 
 
-@with_cases(
-    "text code",
-    ('assert = "makespan < 1 s"', 3),
-    ('assert = ["makespan < 1 s", "workers = 4"]', 3),
-    ('assert = ["makespan < 100 s", "workers = 4"]', 0),
-)
+@with_cases("text code", *read_cases("test_assertions_come_from_a_file"))
 def test_assertions_come_from_a_file(call, tmp_path, text, code):
     line = ("-s", "1f1b", "-P", 4, "-M", 8, "-T", "F=1,B=2")
     assert call("evaluate", *line, *configured(tmp_path, text))[0] == code

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 
 import pipejax as pj
 from pipejax.analysis import measured_tables
@@ -218,11 +218,7 @@ def test_each_unmeasured_regime_has_its_best_layout_apart():
 
 
 @with_cases(
-    "model system precision",
-    ("llama3-8b", "gb300", "nvfp4"),
-    ("llama3-8b", "b200", "bf16"),
-    ("llama3-8b", "b300", "nvfp4"),
-    ("qwen3-30b-a3b", "gb300", "nvfp4"),
+    "model system precision", *read_cases("test_where_no_regime_is_measured_the_nearest_is_ranked")
 )
 def test_where_no_regime_is_measured_the_nearest_is_ranked(model, system, precision):
     """Runs without ZeRO 3 are near: layouts with it differ in a further fact, and stand apart."""
@@ -267,10 +263,7 @@ def test_evaluate_and_plan_say_that_a_launcher_is_not_measured(call):
 
 @with_cases(
     "system launcher first_is_measured",
-    ("h100", "megatron-lm", True),
-    ("b200", "maxtext", False),
-    ("gb200", "torchtitan", False),
-    ("b300", "deepspeed", False),
+    *read_cases("test_a_layout_is_not_apart_for_what_the_best_lacks"),
 )
 def test_a_layout_is_not_apart_for_what_the_best_lacks(call, system, launcher, first_is_measured):
     job = ("-m", "llama3-8b", "-y", system, "--gpus", 16, "--minibatch", 32)

@@ -201,10 +201,9 @@ def test_a_group_size_of_the_user_is_in_the_command(schedule, size, flag):
 
 
 @pytest.mark.parametrize("schedule", ["interleaved-1f1b", "interleaved-zb"])
-@pytest.mark.parametrize(
-    ("microbatches", "is_named"),
-    # PyTorch needs a multiple of M // P: of 2 and 2, of 3 and 3, of 1
-    [(8, True), (10, True), (11, False), (13, False), (15, True), (3, True)],
+@with_cases(
+    "microbatches is_named",
+    *read_cases("test_torchtitan_names_interleaved_schedules_of_equal_groups"),
 )
 def test_torchtitan_names_interleaved_schedules_of_equal_groups(schedule, microbatches, is_named):
     table = build(schedule, 4, microbatches, stages_per_worker=2)

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 
 import pipejax as pj
 from pipejax.analysis.step.step_time import StepTimes
@@ -305,18 +305,7 @@ def test_mistakes_beside_the_log(tmp_path, mistake, call, monkeypatch):
     assert "only one line of 128 sequences, with its warm-up" in note
 
 
-@with_cases(
-    # of 30 layers on 4 workers Megatron-LM of November 2024 runs 7 each; of 80 layers on 32 stages
-    # 2 each, and of 40 on 16 (2 layers a stage ask for 5 // 2 stages on a worker)
-    "layers workers options dropped",
-    (30, 4, {}, 2),
-    (80, 16, {"virtual_pipeline_model_parallel_size": 2}, 16),
-    (40, 8, {"num_layers_per_virtual_pipeline_stage": 2}, 8),
-    (31, 4, {"account_for_embedding_in_pipeline_split": True}, 0),
-    (30, 4, {"decoder_first_pipeline_num_layers": 6}, 0),
-    (32, 4, {}, 0),
-    (30, 4, {"deepspeed": True}, 0),  # DeepSpeed splits unequally
-)
+@with_cases("layers workers options dropped", *read_cases("test_layers_that_a_run_drops_are_said"))
 def test_layers_that_a_run_drops_are_said(layers, workers, options, dropped, tmp_path):
     sizes = {"num_layers": layers, "pipeline_model_parallel_size": workers}
     sizes |= {"virtual_pipeline_model_parallel_size": None, "tensor_model_parallel_size": 1}
@@ -343,13 +332,7 @@ def test_deepspeed_counts_embeddings_as_layers(tmp_path):
 
 
 @with_cases(
-    # multiples of 128 for each tensor-parallel rank, as Megatron pads
-    "vocabulary tensor multiple padded",
-    (50257, 1, 128, 50304),
-    (50257, 2, 128, 50432),
-    (50257, 8, 128, 51200),
-    (32000, 8, 1, 32000),
-    (32001, 8, 1, 32008),
+    "vocabulary tensor multiple padded", *read_cases("test_a_vocabulary_is_padded_as_in_the_run")
 )
 def test_a_vocabulary_is_padded_as_in_the_run(vocabulary, tensor, multiple, padded, tmp_path):
     path = log(
@@ -363,12 +346,7 @@ def test_a_vocabulary_is_padded_as_in_the_run(vocabulary, tensor, multiple, padd
     assert MegatronLog.read(path).model()["vocabulary"] == padded
 
 
-@with_cases(
-    "options is_noted",
-    ({"fp8": "hybrid", "fp8_param_gather": False}, True),
-    ({"fp8": "hybrid", "fp8_param_gather": True}, False),
-    ({"fp8": None, "fp8_param_gather": False}, False),
-)
+@with_cases("options is_noted", *read_cases("test_copies_of_weights_in_fp8_are_said"))
 def test_copies_of_weights_in_fp8_are_said(options, is_noted, tmp_path):
     notes = MegatronLog.read(log(tmp_path / "train.log", **options)).notes()
     assert any("no fp8 copies of weights stay" in note for note in notes) is is_noted

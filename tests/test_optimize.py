@@ -33,13 +33,7 @@ def equal(table, offload=0.0, transfer=0.0):
     )
 
 
-@with_cases(
-    "workers microbatches limit offload makespan",
-    (4, 8, 2, None, 410.0),
-    (4, 8, 1, None, 720.0),  # one microbatch at a time: 8 x (8 x 10 + 10)
-    (4, 8, 4, None, 270.0),  # 30 until the last stage starts, 8 x 30 of work
-    (3, 4, 1, 10.0, 220.0),
-)
+@with_cases("workers microbatches limit offload makespan", *read_cases("test_known_optima"))
 def test_known_optima(workers, microbatches, limit, offload, makespan):
     table = build("1f1b", workers, microbatches)
     costs = equal(table, offload or 0.0)

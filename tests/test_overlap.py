@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 from legal_sizes import build
 
 import pipejax as pj
@@ -226,10 +226,7 @@ def test_the_time_of_a_pair_among_the_times(case, answer, tmp_path):
     assert answer("evaluate", "--table", path, *options.split())["makespan"] == seconds
 
 
-@pytest.mark.parametrize(
-    ("schedule", "times", "factor"),
-    [("dualpipe-v", "F=1,I=1,W=1", 0.5), ("dualpipe", "F=1,B=2", 0.5), ("dualpipe", "F=2,B=2", 0)],
-)
+@with_cases("schedule times factor", *read_cases("test_a_pair_is_what_its_factor_says"))
 def test_a_pair_is_what_its_factor_says(schedule, times, factor, answer):
     """Max(F, B) + k min(F, B): 2 + 0.5 x 1 = 2.5, and 2 + 0 x 2 = 2."""
     pair = 2.5 if factor else 2

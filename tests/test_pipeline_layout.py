@@ -327,11 +327,7 @@ def test_degrees_that_cut_unequal_parts_are_named(
 
 
 @with_cases(
-    "total launcher differs",
-    (30, "torchtitan", False),  # 32 units in 4 stages of 8: 7 8 8 7 there, too
-    (31, "torchtitan", True),  # 33 units: 9 8 8 8 there, so 8 8 8 7 layers
-    (32, "torchtitan", True),  # 34 units: 9 9 8 8 there, so 8 9 8 7 layers
-    (32, "megatron-lm", False),
+    "total launcher differs", *read_cases("test_a_split_that_torchtitan_itself_lacks_is_named")
 )
 def test_a_split_that_torchtitan_itself_lacks_is_named(total, launcher, differs, answer, tmp_path):
     model = small_file(tmp_path / "small.json", total)

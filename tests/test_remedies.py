@@ -454,9 +454,9 @@ def remedy_row(kind, saves):
     return {"kind": kind, "saves": saves, "launchers": [], "shelf": "code"}
 
 
-@pytest.mark.parametrize(
-    ("step", "single", "both", "is_shown"),
-    [(100, 1.0, 2.0, True), (100, 1.0, 1.99, False), (8, 0.5, 0.625, True), (8, 0, 0.07, False)],
+@with_cases(
+    "step single both is_shown",
+    *read_cases("test_a_combination_counts_from_a_hundredth_of_the_step"),
 )
 def test_a_combination_counts_from_a_hundredth_of_the_step(step, single, both, is_shown):
     rows = [remedy_row("schedule", single), remedy_row("combined", both)]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from daily import daily, with_cases
+from daily import daily, read_cases, with_cases
 
 import pipejax as pj
 from pipejax.training import (
@@ -216,11 +216,7 @@ def latest(history, time, trained):
     return before[-1] if before else np.zeros((trained.num_stages, 2))
 
 
-@with_cases(
-    "name p options",
-    ("local-sgd", 3, {"runs": 1, "local_steps": 1}),
-    ("pipedream", 1, {}),
-)
+@with_cases("name p options", *read_cases("test_without_staleness_it_is_sgd"))
 def test_without_staleness_it_is_sgd(name, p, options):
     trained = random_quadratic(p, dimension=6, num_batches=20, seed=2)
     for batches, noise in (("epochs", 0.0), ("cyclic", 0.5)):

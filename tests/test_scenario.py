@@ -237,11 +237,7 @@ def test_what_comes_from_no_file_has_no_command(changes, message):
         command_line(scenario.replace(**changes))
 
 
-@with_cases(
-    "fields message",
-    ({"head_precision": "fp8"}, "no option sets head_precision of a workload to 'fp8'"),
-    ({"frozen": True}, "no option sets frozen of a workload to True"),
-)
+@with_cases("fields message", *read_cases("test_a_workload_that_no_option_sets_has_no_command"))
 def test_a_workload_that_no_option_sets_has_no_command(fields, message):
     model, system = pj.load_model("llama3-8b"), pj.load_system("h100")
     costs = ModelCosts(pj.Workload(model, 8, **fields), system)
@@ -331,11 +327,7 @@ def test_nodes_of_places_of_measured_times():
 
 
 @with_cases(
-    "fields",
-    {"data_parallel": 4, "zero": 1},
-    {"recompute": "full", "stragglers": ((1, 1.5),)},
-    {"embedding_units": 1, "loss_units": 1, "worker_places": (3, 1, 0, 2)},
-    {"data_parallel": 2, "zero": 3, "overlap": 0.5},
+    "fields", *read_cases("test_schedules_that_share_prices_have_the_prices_of_their_own_tables")
 )
 def test_schedules_that_share_prices_have_the_prices_of_their_own_tables(fields):
     """One source prices all schedules; each table alone has the same costs."""

@@ -330,11 +330,7 @@ def test_products_are_in_16_bits_unless_a_precision_is_said(name):
 
 
 @with_cases(
-    "arguments seconds",
-    ({}, 7.54),
-    ({"optimizer_offload": 1}, 7.78),
-    ({"attention_precision": "fp8"}, 7.23),
-    ({"head_precision": "fp8"}, 7.41),
+    "arguments seconds", *read_cases("test_the_page_says_what_the_terms_are_predicted_to_bring")
 )
 def test_the_page_says_what_the_terms_are_predicted_to_bring(arguments, seconds):
     """As docs/cost_model.md has it: llama3-70b on 128 H100."""

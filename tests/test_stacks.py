@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 
 import pipejax as pj
 from pipejax.base.progress import Notice
@@ -110,13 +110,7 @@ def calibrated(tmp_path):
     return write
 
 
-@with_cases(
-    "settings_text overlap",
-    ({"stack": "megatron-core-2024"}, 1.0),
-    ({"stack": "megatron-core-2024", "overlap": 0.5}, 0.5),
-    ({"overlap": 1}, 1.0),
-    ({}, 0.0),
-)
+@with_cases("settings_text overlap", *read_cases("test_a_calibrated_system_is_used_as_in_its_runs"))
 def test_a_calibrated_system_is_used_as_in_its_runs(calibrated, call, settings_text, overlap):
     path = calibrated(**settings_text)
 

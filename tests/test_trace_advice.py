@@ -8,7 +8,7 @@ import shlex
 import numpy as np
 import pytest
 import trace_truth as truth
-from daily import with_cases
+from daily import read_cases, with_cases
 
 import pipejax as pj
 from pipejax.schedules.cells.ops import format_cell
@@ -47,15 +47,9 @@ def launches(trace):
 # Without a stall, a step takes 3 x (4 + 1) = 15 s. Worker 1 runs F0 at 1 s, B0 at 2 s, F1 at 4 s;
 # worker 0 sends F1 at 2 s, so that F1 can start 2 s later, and F2 at 7 s, as worker 1 needs it. No
 # op of worker 1 can start later.
-@with_cases(
-    "op name stall cost",
-    ((0, "F", 1), "0F1 on worker 0", 3.0, 1.0),
-    ((0, "F", 2), "0F2 on worker 0", 3.0, 3.0),
-    ((1, "B", 2), "1B2 on worker 1", 0.5, 0.5),
-    ((1, "F", 1), "1F1 on worker 1", 8.0, 8.0),
-)
+@with_cases("op name stall cost", *read_cases("test_a_late_launch_is_named_with_its_cost"))
 def test_a_late_launch_is_named_with_its_cost(op, name, stall, cost):
-    analysis, rows = launches(record({op: stall}))
+    analysis, rows = launches(record({tuple(op): stall}))
     assert rows == {name: pytest.approx(cost)}
     assert float(analysis.attribution.recorded.mean()) == pytest.approx(15 + cost)
     assert analysis.replay.mean_error == pytest.approx(0, abs=1e-9)

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import trace_truth as truth
+from daily import read_cases, with_cases
 
 import pipejax as pj
 
@@ -129,10 +130,7 @@ def test_a_weight_gradient_of_another_name_is_asked_for(stages, name, tmp_path):
     assert pj.traces.registered(pj.traces.find_pipelines(trace).table) == ("zb-h1", {})
 
 
-@pytest.mark.parametrize(
-    "names",
-    [("backward_step", "backward_weight_step"), ("dx", "dW"), ("BWD_I", "bwd_w"), ("b_i", "b_w")],
-)
+@with_cases("names", *read_cases("test_halves_of_a_backward_have_many_names"))
 def test_halves_of_a_backward_have_many_names(names, tmp_path):
     table = pj.schedules.build("zb-h1", num_workers=4, num_microbatches=8)
     slices, _ = truth.recorded(table, 1, "nothing", steps=1)

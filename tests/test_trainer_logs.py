@@ -51,11 +51,7 @@ def test_a_log_and_columns_give_rows(name, tmp_path, answer):
     assert rows.source[0] == f"train.log, iterations timed by {name}"
 
 
-@pytest.mark.parametrize(
-    ("name", "today", "older"),
-    # torchtitan of 2024 calls tokens words; a bar of NeMo 1 has no colons and no batch
-    [("torchtitan", "tps:", "wps:"), ("NeMo", "timing in s: ", "timing in s=")],
-)
+@with_cases("name today older", *read_cases("test_lines_of_older_years_are_read"))
 def test_lines_of_older_years_are_read(name, today, older, tmp_path, answer):
     path, out = written(tmp_path / "train.log", name), tmp_path / "rows.csv"
     path.write_text(path.read_text().replace(today, older).replace("global_batch_size: 512", ""))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 
 import pipejax.training as pt
 from pipejax.training.objective import gram
@@ -470,12 +470,7 @@ def test_seeds_decide():
     assert not jnp.array_equal(first.features, other.features)
 
 
-@with_cases(
-    "change message",
-    ({"num_stages": 2}, "num_stages must be at least 3, got 2"),
-    ({"heads": 3}, "width must be a multiple of heads 3, got 16"),
-    ({"text": "too short"}, "text must have more than 160 characters, got 9"),
-)
+@with_cases("change message", *read_cases("test_mistakes_of_a_language_model"))
 @pytest.mark.usefixtures("unchecked")
 def test_mistakes_of_a_language_model(change, message):
     options = {"num_stages": S, "num_batches": 5, "batch_size": 4, "seed": 0}

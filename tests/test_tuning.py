@@ -98,12 +98,7 @@ def test_memory_is_a_limit():
 
 
 @pytest.mark.slow
-@with_cases(
-    "name workers minibatch memory message",
-    ("1f1b", 4, 64, 2.0, "size fits: the smallest need is .* of 1; the system has 2.0 GB"),
-    ("chimera", 4, 63, 80.0, "no microbatch size divides a minibatch of 63: chimera"),
-    ("chimera", 3, 64, 80.0, "even number of workers"),
-)
+@with_cases("name workers minibatch memory message", *read_cases("test_nothing_fits_is_an_error"))
 def test_nothing_fits_is_an_error(name, workers, minibatch, memory, message):
     workload = dataclasses.replace(WORKLOAD, minibatch=minibatch)
     with pytest.raises(ValueError, match=message):

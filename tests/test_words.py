@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("pipejax", "sweeps", "figures", "benchmarks", "pages", "tests")
@@ -68,14 +68,6 @@ def test_names_are_nouns_and_docstrings_are_sentences(folder):
         assert seen == [], name
 
 
-@with_cases(
-    "source",
-    "found = 1",
-    "def f(rate_of): ...",
-    "[each for each in x]",
-    'def f():\n    """Whether it is so."""',
-    "text = 'a' * bool(x)",
-    "for x in y:\n    raise E",
-)
+@with_cases("source", *read_cases("test_each_fault_is_seen"))
 def test_each_fault_is_seen(source):
     assert list(faults(ast.parse(source)))

@@ -440,18 +440,7 @@ def test_settings_of_groups_change_no_time_of_a_single_accelerator(model, settin
     assert step_times[0] == step_times[1]
 
 
-@pytest.mark.parametrize(
-    ("sequence", "context", "tensor", "splits"),
-    # Megatron: 2 c divides the sequence, and t the sequence of an accelerator: c lcm(2, t) does both
-    [
-        (4096, 4, 8, []),
-        (4100, 1, 8, ["8-way sequence parallelism does not divide 4100 tokens of an accelerator"]),
-        (4100, 4, 1, ["4-way context parallelism does not divide 2050 tokens of half a sequence"]),
-        (4112, 2, 4, []),  # 2 x lcm(2, 4) = 8
-        (4096, 3, 1, ["3-way context parallelism does not divide 4096 tokens of a sequence"]),
-        (4104, 2, 8, ["8-way sequence parallelism does not divide 2052 tokens of an accelerator"]),
-    ],
-)
+@with_cases("sequence context tensor splits", *read_cases("test_sequences_that_no_launcher_splits"))
 def test_sequences_that_no_launcher_splits(sequence, context, tensor, splits):
     model = dataclasses.replace(pj.load_model("llama3-8b"), sequence=sequence)
     degrees = {"tensor_parallel": tensor, "context_parallel": context}
