@@ -477,41 +477,8 @@ def test_the_exact_size_of_a_rounded_batch_may_be_said(batch, is_read, tmp_path,
             read_log(tmp_path / "a.log", lines, columns, answer)
 
 
-OFFLOAD = "[INFO] [config.py:1003:print]   zero_config .................. stage={} offload_param={}"
-OFFLOAD += " offload_optimizer=DeepSpeedZeroOffloadOptimizerConfig(device={}, pin_memory=True)\n"
-CPU = "<OffloadDeviceEnum.cpu: 'cpu'>"
-STAGE = "[INFO] [config.py:1003:print]   zero_optimization_stage ...... {}\n"
-PARTED = "[titan] INFO - Applied FSDP to the model\n"
-SELECTIVE = "[titan] INFO - Applied selective activation checkpointing to the model\n"
-NANO = "[INFO|DP=0|PP=0|TP=0]:     tp=2,\n[INFO|DP=0|PP=0|TP=0]:     recompute_layer=True,\n"
-POLICY = "Config param remat_policy: {}\nConfig param quantization: {}\n"
-# lines on settings: name of a log, lines, further columns, columns of the row that these set
-SETTINGS = {
-    "zero of DeepSpeed": ("DeepSpeed", STAGE.format(3), "", {"zero": 3}),
-    "zero of a Trainer": ("Hugging Face's Trainer", STAGE.format(2), "", {"zero": 2}),
-    "optimizer on the host": (
-        "DeepSpeed",
-        STAGE.format(1) + OFFLOAD.format(1, None, CPU),
-        "",
-        {"zero": 1, "optimizer_offload": 1},
-    ),
-    "JSON": (
-        "Hugging Face's Trainer",
-        '"offload_optimizer": {\n    "device": "cpu", \n    "pin_memory": true\n}\n',
-        "",
-        {"optimizer_offload": 1},
-    ),
-    "no offload": ("DeepSpeed", OFFLOAD.format(1, None, "'none'"), "", {"optimizer_offload": 0}),
-    "FSDP": ("torchtitan", PARTED, ",zero=1", {"zero": 1}),
-    "float8": ("torchtitan", "Swapped to Float8Linear layers with x\n", "", {"precision": "fp8"}),
-    "quantization": ("MaxText", POLICY.format("full", "te_mxfp8"), "", {"precision": "mxfp8"}),
-    "nanotron's configuration": ("nanotron", NANO, "", {"tensor": 2, "recompute": "full"}),
-}
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings_that_a_log_prints_are_columns(name, tmp_path, answer):
-    trainer, start, more, values = SETTINGS[name]
+@with_cases("trainer start more values", *read_cases("test_settings_that_a_log_prints_are_columns"))
+def test_settings_that_a_log_prints_are_columns(trainer, start, more, values, tmp_path, answer):
     path, out = written(tmp_path / "train.log", trainer), tmp_path / "rows.csv"
     path.write_text(start + path.read_text())
     options = "--model", "llama3-8b", "--columns", COLUMNS + more + LOGS[trainer][2]
@@ -525,13 +492,7 @@ def test_settings_that_a_log_prints_are_columns(name, tmp_path, answer):
 
 
 @with_cases(
-    "name start more why",
-    ("DeepSpeed", STAGE.format(3), ",zero=1", "the log has zero itself"),
-    ("torchtitan", PARTED, "", "does not have zero: give --columns zero=1|2|3"),
-    ("torchtitan", PARTED, ",zero=0", "the log has 'Applied FSDP to the model': zero must be 1"),
-    ("torchtitan", SELECTIVE, "", "recompute must be half_products|selective|block"),
-    ("MaxText", POLICY.format("full", "fp8"), ",precision=bf16", "precision must be fp8, got bf16"),
-    ("nanotron", NANO.replace("=2", "=4"), "", "the log has tensor itself: leave it out"),
+    "name start more why", *read_cases("test_columns_against_settings_of_the_log_are_refused")
 )
 def test_columns_against_settings_of_the_log_are_refused(name, start, more, why, tmp_path, mistake):
     path = written(tmp_path / "train.log", name)
@@ -541,44 +502,7 @@ def test_columns_against_settings_of_the_log_are_refused(name, start, more, why,
     assert why in mistake("init", "rows", "--from", path, *options)
 
 
-BASE = "model_parameter_info: PeftModelForCausalLM: 30,532.12M Params (3.38M Trainable [0.01%])\n"
-# the adapters of LoRA have 20,971,520 parameters, Llama 3 8B has 8,030,261,248 and 70B 70,553,706,496
-TRAINED = "  Number of trainable parameters = {:,}\n"
-TITAN_SIZE = "Model llama3 70B size: {:,} total parameters\n"
-ACCUMULATED = "  Instantaneous batch size per device = 1\n  Gradient Accumulation steps = {}\n"
-
-
-@with_cases(
-    "name start note",
-    (
-        "Hugging Face's Trainer",
-        TRAINED.format(20971520),
-        "20,971,520 parameters, llama3-8b has 8,030",
-    ),
-    ("Hugging Face's Trainer", TRAINED.format(8030261248), ""),
-    (
-        "torchtitan",
-        TITAN_SIZE.format(70553706496),
-        "70,553,706,496 parameters, llama3-8b has 8,030",
-    ),
-    ("torchtitan", TITAN_SIZE.format(8030261248), ""),
-    # 16 sequences: 8 accelerators in pipelines of 4 are 2 replicas, with 8 microbatches of 1
-    (
-        "Hugging Face's Trainer",
-        ACCUMULATED.format(4),
-        "4 accumulation steps on 8 accelerators are 8",
-    ),
-    ("Hugging Face's Trainer", ACCUMULATED.format(8), ""),
-    ("torchtitan", f"{PARTED.replace('FSDP', 'HSDP')}", "'Applied HSDP to the model' is not read"),
-    ("torchtitan", "Applied CPU Offloading to the model\n", "weights and optimizer stay on"),
-    ("DeepSpeed", OFFLOAD.format(3, f"X(device={CPU})", "'none'"), "weights stay on the accel"),
-    ("DeepSpeed", "bfloat16_enabled .... False\nx\nfp16_enabled .... False\n", "have 16 bits"),
-    ("DeepSpeed", "bfloat16_enabled .... True\nx\nfp16_enabled .... False\n", ""),
-    ("NeMo", "54.5 M    Trainable params\n8.0 B     Non-trainable params\n", "all weights are"),
-    ("NeMo", "8.0 B     Trainable params\n0         Non-trainable params\n", ""),
-    ("MaxText", POLICY.format("minimal", "int8"), "'Config param quantization: int8' is not"),
-    ("Megatron", BASE, "'PeftModelForCausalLM' is not read: all weights are trained"),
-)
+@with_cases("name start note", *read_cases("test_what_no_row_holds_is_said"))
 def test_what_no_row_holds_is_said(name, start, note, tmp_path, answer):
     path, out = written(tmp_path / "train.log", name), tmp_path / "rows.csv"
     path.write_text(start + path.read_text())
