@@ -965,9 +965,7 @@ def test_a_slow_worker_of_a_single_stage_has_no_stages(call, options, place):
     assert f"{place} takes 1.5 times" in text
 
 
-@with_cases(
-    "schedule options", ("1f1b", ()), ("zb-h1", ()), ("interleaved-1f1b", ("-V", 2)), ("gpipe", ())
-)
+@with_cases("schedule options", *read_cases("test_a_table_with_the_rows_of_a_schedule_says_so"))
 def test_a_table_with_the_rows_of_a_schedule_says_so(call, tmp_path, schedule, options):
     table = tmp_path / "mine.csv"
     export = ("export", "-s", schedule, "-P", 4, "-M", 8, *options, "-f", "torch-csv", "-o", table)

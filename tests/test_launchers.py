@@ -107,9 +107,7 @@ def test_layers_that_are_not_spread_evenly_are_named():
     assert torchtitan.options["parallelism.pipeline_parallel_layers_per_stage"] == 8
 
 
-@with_cases(
-    "zero megatron reshard", (2, "optim_grads", "never"), (3, "optim_grads_params", "always")
-)
+@with_cases("zero megatron reshard", *read_cases("test_what_replicas_split"))
 def test_what_replicas_split(zero, megatron, reshard):
     single, torchtitan, _ = launcher_settings(workers=1, zero=zero, data_parallel=4)
     assert single.options["data-parallel-sharding-strategy"] == megatron
