@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import strategies
+from daily import read_cases, with_cases
 from hypothesis import given, settings, strategies as st
 from legal_sizes import build
 
@@ -228,9 +229,7 @@ def test_dropout_is_off_where_nothing_is_trained():
     assert same[0] == same[1]
 
 
-@pytest.mark.parametrize(
-    ("mtp_layers", "tensor", "fused"), [(1, 1, False), (2, 1, False), (2, 4, True)]
-)
+@with_cases("mtp_layers tensor fused", *read_cases("test_every_loss_of_mtp_keeps_its_logits"))
 def test_every_loss_of_mtp_keeps_its_logits(mtp_layers, tensor, fused):
     model = dataclasses.replace(LLAMA, layers=4, sequence=4096, dropout=False, fused_loss=fused)
     further = dataclasses.replace(model, mtp_layers=mtp_layers)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 from legal_sizes import build
 from reference import assert_runs, parsed, texts
 from test_published_schedules import megatron_row
@@ -108,9 +108,7 @@ SPLIT_ORDERS = {
 }
 
 
-@with_cases(
-    "name sizes", ("dualpipe", [(2, 4), (4, 12), (6, 12)]), ("dualpipe-v", [(1, 2), (2, 5), (4, 8)])
-)
+@with_cases("name sizes", *read_cases("test_dualpipe_is_braided_pair_by_pair"))
 def test_dualpipe_is_braided_pair_by_pair(name, sizes):
     rng = np.random.default_rng(5)
     for workers, microbatches in sizes:

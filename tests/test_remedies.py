@@ -152,8 +152,8 @@ def test_less_recomputation_and_compiled_kernels_combine_with_a_schedule(name):
     assert best.step_time == pytest.approx(other.evaluate().step_time, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("zero", "replicas", "gathers"), [(0, 8, False), (1, 8, True), (2, 8, True), (1, 1, False)]
+@with_cases(
+    "zero replicas gathers", *read_cases("test_an_update_is_named_with_the_weights_that_it_gathers")
 )
 def test_an_update_is_named_with_the_weights_that_it_gathers(zero, replicas, gathers):
     """Replicas that split the optimizer (ZeRO 1, 2) gather the weights after the update."""
