@@ -1,5 +1,7 @@
 """Hosts that launch late, slow links and machines: what the report says of each."""
 
+import shlex
+
 import host_runs
 import pytest
 import trace_truth as truth
@@ -43,6 +45,25 @@ def test_a_slow_host_is_told_from_a_slow_device_or_link(change, form, tmp_path, 
     assert "slow host" not in text
     (first, *_) = result["suspects"]
     assert first["seconds"] == pytest.approx(1e-3 * (spans[0] - usual[0]), rel=error)
+
+
+@pytest.mark.parametrize("change", ["slow launches", "slow launches, ahead", "pauses"])
+def test_remedies_do_not_move_the_wait_for_a_host(change, tmp_path, answer_and_text):
+    """They hold for the run that the event loop of `host_run` has without the fault."""
+    options, _, _ = RUNS[change]
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    _, usual = host_runs.host_run(table, waits=options.get("waits", False))
+    run, _ = host_runs.host_run(table, **options)
+    host_runs.write_nsight(tmp_path, run)
+    line = "trace", str(tmp_path), "--schedules", "zb-h1", "--save", str(tmp_path / "saved")
+    result, text = answer_and_text(*line)
+    assert result["pipeline_time"] == pytest.approx(1e-3 * usual[0], rel=0.015)
+    assert "layers" not in [row["kind"] for row in result["remedies"]]
+    assert ", as ops start late): " in text
+    assert "\nonce hosts launch in time: schedule zb-h1: saves " in text
+    (remedy,) = (row for row in result["remedies"] if row["what"] == "schedule zb-h1")
+    saved, _ = answer_and_text(*shlex.split(remedy["command"])[1:])
+    assert saved["makespan"] == pytest.approx(remedy["step_time"], rel=1e-6)
 
 
 @pytest.mark.parametrize(("change", "noun"), [("slow launches", "worker"), ("slow link", "link")])

@@ -163,8 +163,8 @@ def test_remedies_read_a_slow_place_as_the_first_line_does(
     (remedy,) = (row for row in result["remedies"] if row["what"].endswith("per worker 2"))
     sizes = {"num_workers": 4, "num_microbatches": 8, "stages_per_worker": 2}
     other = pj.schedules.build("interleaved-zb", **sizes)
-    mean = np.mean(factors, axis=0)  # parts of stage 2 are stages 4 and 5; worker 2 has 2 and 6
-    halves = mean[other.placement[0]] if kind == "worker" else np.repeat(mean, 2)
+    slow = np.max(factors, axis=0)  # parts of stage 2 are stages 4 and 5; worker 2 has 2 and 6
+    halves = slow[other.placement[0]] if kind == "worker" else np.repeat(slow, 2)
     expected = pj.evaluate(other, pj.Costs(**dict.fromkeys(names, halves / 2)))
     assert remedy["step_time"] == pytest.approx(expected.makespan, rel=1e-9)
     saved = json.loads((tmp_path / "saved" / "costs.json").read_text())

@@ -99,7 +99,7 @@ def costs_text(replayed: Replay, *, stragglers: Mapping[int, float] | None = Non
 
     Args:
       replayed: a replayed trace.
-      stragglers: factors of slow workers; the file holds the times of their ops without them.
+      stragglers: factors of slow workers, whose ops in the replay are as fast as those of others.
 
     Returns:
       Text of a .json file: times of ops by stage, of messages by stage boundary and direction.
@@ -113,7 +113,7 @@ def costs_text(replayed: Replay, *, stragglers: Mapping[int, float] | None = Non
       [1.0, 1.5]
     """
     check_types(replayed=(replayed, Replay))
-    costs, pipelines = measured_costs(replayed, stragglers=stragglers), replayed.pipelines
+    costs, pipelines = measured_costs(replayed), replayed.pipelines
     ops = PipelineOps.select(pipelines.trace, pipelines.pipelines)
     recorded = {name for name, _ in ops.by_kind()}  # phases outside fused pairs
     content: dict[str, Any] = {"unit": "seconds", "recorded": True}

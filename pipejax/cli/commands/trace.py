@@ -161,7 +161,7 @@ def _save(folder: Path, analysis: "pj.results.Analysis") -> None:
     advice = analysis.advice
     slow = advice and advice.memory.begin.scenario.find_edit(pj.costing.SlowWorkers)
     factors = dict(slow.factors) if slow else None
-    write_file(folder / "costs.json", pj.traces.costs_text(analysis.replay, stragglers=factors))
+    write_file(folder / "costs.json", pj.traces.costs_text(analysis.usual, stragglers=factors))
     write_file(folder / "perfetto.json", pj.traces.perfetto(analysis.replay))
     if analysis.deal is not None:
         orders = dict(zip(analysis.deal.steps, analysis.deal.order.tolist(), strict=True))

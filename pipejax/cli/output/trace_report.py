@@ -120,6 +120,8 @@ def trace_view(
         if finding is not None and rows[0]["command"] in step_commands.values():
             yield plain(f"the op that was late in step {finding.name}: {rows[0]['command']}")
     lead = "or instead: " if len(named) < len(rows) else ""
+    if _has_late_hosts(analysis):  # the times of the advice lack their delays
+        lead = "once hosts launch in time: "
     yield from _equal_causes(analysis)
     yield from _other_suspects(analysis)
     if finding is not None and advice.bottleneck.seconds > 2 * finding.seconds:
@@ -128,7 +130,7 @@ def trace_view(
     yield from _budget(analysis.pipelines.trace.budgets)
     yield _mean_step(analysis, advice, step)
     min_saving = MIN_SAVING * advice.step_time
-    yield from _ruled_out(advice, step, explain_command)
+    yield from _ruled_out(advice, step, explain_command, _has_late_hosts(analysis))
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
     yield from remedies.remedies_view(advice, advised, named, before_command, step, lead)
     yield _heading(analysis, result)
@@ -152,22 +154,26 @@ def _mean_step(
 ) -> object:
     """Return the step time at mean times of ops, and its parts; `step` is measured [s]."""
     mean, runs = advice.step_time, analysis.pipelines.pipelines
-    is_late = any(suspect.kind == "launch" for suspect in analysis.suspects)
-    has_means = len(runs) > 1 and not is_late
     over = "mean time over all steps" if len(runs) > 1 else "time in the only step"
     if len(runs) > 1 and len({run.step for run in runs}) == 1:
         over = "mean time over the replicas"
     parts = (part for part in advice.parts if abs(part.seconds) > MIN_SHARE * mean)
     texts = (f"{WORDS.get(part.name, part.name)} {percent(part.seconds / mean)}" for part in parts)
     is_shorter = step > (1 + MIN_SAVING) * mean
+    has_means = len(runs) > 1 and not _has_late_hosts(analysis)
     cause = "steps vary" if has_means else "ops start late"
     why = f" (measured: {seconds(step)}, as {cause})" if is_shorter else ""
     lead = f"shares of a step of {seconds(mean)}, in which each op takes its {over}{why}"
     return plain(f"{lead}: {', '.join(texts)}")
 
 
+def _has_late_hosts(analysis: "pj.results.Analysis") -> bool:
+    """Return whether hosts delay ops; the advice holds for the run without these delays."""
+    return any(suspect.kind in ("host", "launch") for suspect in analysis.suspects)
+
+
 def _ruled_out(
-    advice: "pj.results.Explanation", step: float, explain_command: str
+    advice: "pj.results.Explanation", step: float, explain_command: str, has_late_hosts: bool
 ) -> Iterator[object]:
     """Yield a line if memory rules out a schedule; its share is of the measured step [s]."""
     for fault in advice.faults:
@@ -180,7 +186,8 @@ def _ruled_out(
             if limit and explain_command:
                 command = f"{explain_command} --memory-limit {limit.partition(' ')[0]}"
                 how = f"if more memory is free, try (after --save): {command}"
-            yield plain(f"also: {text}; {how}")
+            begin = "also, once hosts launch in time" if has_late_hosts else "also"
+            yield plain(f"{begin}: {text}; {how}")
 
 
 def _notes(analysis: "pj.results.Analysis", *beginnings: str) -> Iterator[object]:

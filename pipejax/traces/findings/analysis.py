@@ -26,6 +26,7 @@ from pipejax.traces.findings.op_times import OpTimes, cost_fields, measured_cost
 from pipejax.traces.findings.suspects import (
     MAX_LISTED,
     Suspect,
+    at_usual_speed,
     is_slow_stage,
     odd_steps,
     slow_machines,
@@ -186,15 +187,27 @@ def _complete_steps(replayed: Replay) -> Mapping[int, Sequence[Pipeline]]:
     return {step: row for step, row in by_step.items() if all(p.table == 0 for p in row)}
 
 
-def trace_scenario(replayed: Replay, stragglers: Mapping[int, float]) -> Scenario:
-    """Return the scenario of the most frequent table, with mean recorded times."""
-    table, costs = replayed.pipelines.table, measured_costs(replayed, stragglers=stragglers)
+def trace_scenario(
+    replayed: Replay, outliers: Sequence[Suspect], layers: Sequence[int] | None
+) -> tuple[Replay, Scenario]:
+    """Return the replay without slow machines and hosts, and the scenario with slow machines."""
+    # The table is the most frequent one, at mean times. A machine that is slow in one replica is
+    # slow in the scenario, as all replicas wait for it. The wait for a host is no time of an op, so
+    # remedies would not move it: the scenario has hosts that launch in time.
+    machines = slow_machines(outliers, replayed.pipelines, layers)
+    hosts = [row for row in outliers if row.kind == "host"]
+    stragglers: dict[int, float] = {}
+    for row in machines:
+        worker = row.place["worker"]
+        stragglers[worker] = max(stragglers.get(worker, 0.0), row.ratio or 1.0)
+    usual = at_usual_speed(replayed, [*machines, *hosts])
+    table, costs = replayed.pipelines.table, measured_costs(usual)
     match, edits = registered(table), (SlowWorkers(stragglers),) if stragglers else ()
     if match is None or Phase.R in table.used_phases:  # `explain` compares recomputations
-        return Scenario(table, costs=costs, link=replayed.links, edits=edits)
+        return usual, Scenario(table, costs=costs, link=replayed.links, edits=edits)
     name, options = match
     sizes = table.num_workers, table.num_microbatches // table.grammar.slices
-    return Scenario(name, *sizes, options, costs=costs, link=replayed.links, edits=edits)
+    return usual, Scenario(name, *sizes, options, costs=costs, link=replayed.links, edits=edits)
 
 
 MIN_STEPS = 4  # least number of steps for a forecast
@@ -322,6 +335,8 @@ class Analysis:
       suspects: outliers among workers, stages, links and so on, and wrong clocks.
       finding: the suspect or slow place that costs most; None if no single place matters.
       complete: replay of all steps, including odd steps; its errors are those of `replay`.
+      usual: the replay with ops of slow machines and starved hosts as fast as those of others. The
+        advice has these times, and slow machines as factors.
       deal: redistribution of the microbatches; None if `rebalance` returns None, if times differ
         more by replica than by data, or if steps are too long for a quick search.
       against: comparison with another run; None without another run.
@@ -337,6 +352,7 @@ class Analysis:
     suspects: Sequence[Suspect]
     finding: Suspect | None
     complete: Replay
+    usual: Replay
     deal: NewDeal | None = None
     against: Attribution | None = None
 
@@ -386,7 +402,7 @@ class Analysis:
     @property
     def op_spread(self) -> float:
         """Return the standard deviation of log(time) over ops of equal phase and stage."""
-        ops = PipelineOps.select(self.pipelines.trace, self.pipelines.pipelines)
+        ops = PipelineOps.select(self.usual.pipelines.trace, self.pipelines.pipelines)
         deviations = [np.zeros(1)]
         for _, kind in ops.by_kind():
             for stage in np.unique(kind.stage):
@@ -414,14 +430,16 @@ MIN_PLACE = 0.02  # share of the step from which the cost of a place that is no 
 def _first_finding(
     suspects: Sequence[Suspect],
     shares: Attribution,
-    fault: Fault | None,
+    advice: Explanation | None,
     deal: NewDeal | None,
     first_step: int,
     layers: Sequence[int] | None,
 ) -> Suspect | None:
     """Return the suspect or slow place that costs most; None if no single place matters."""
-    # If the redistribution of microbatches `deal` saves more, the finding is uneven data. `fault`
-    # is the worst fault of the advice. `first_step`, which may be a warm-up, comes last.
+    # If the redistribution of microbatches `deal` saves more, the finding is uneven data.
+    # `first_step`, which may be a warm-up, comes last.
+    causes = () if advice is None else advice.faults
+    fault = next((cause for cause in causes if cause.kind not in ("schedule", "gaps")), None)
     step, counts = float(shares.recorded.mean()), Counter(suspect.kind for suspect in suspects)
     # a wrong clock costs no time; if there are many suspects of a kind, no single one matters
     costly = [
@@ -539,9 +557,10 @@ def analyse(
         shares = attribute(replayed)
         report(3, num_parts, PROGRESS_TEXTS[3])
         outliers, advice, new_deal = suspects(complete, offsets), None, None
+        usual, scenario = trace_scenario(replayed, outliers, stage_layers)
         if replayed.mean_error <= MAX_ERROR:
             advice = explain(
-                trace_scenario(replayed, slow_machines(outliers, pipelines, stage_layers)),
+                scenario,
                 stage_layers=stage_layers,
                 schedules=schedules,
                 launcher=launcher,
@@ -551,10 +570,8 @@ def analyse(
             is_short = round_work(replayed) <= MAX_WORK
             has_uneven_data = is_short and replica_share(replayed) < MAX_REPLICA_SHARE
             new_deal = rebalance(replayed) if has_uneven_data else None
-        causes = () if advice is None else advice.faults
-        worst = next((fault for fault in causes if fault.kind not in ("schedule", "gaps")), None)
         first_step = all_pipelines.pipelines[0].step
-        finding = _first_finding(outliers, shares, worst, new_deal, first_step, stage_layers)
+        finding = _first_finding(outliers, shares, advice, new_deal, first_step, stage_layers)
         if advice is not None:  # reports name a repair in a line of its own
             remedies = [remedy for remedy in advice.remedies if remedy.kind != "repair"]
             if finding is not None and finding.kind == "stage":
@@ -574,6 +591,7 @@ def analyse(
         suspects=outliers,
         finding=finding,
         complete=complete,
+        usual=usual,
         deal=new_deal,
         against=None if other_run is None else attribute(replayed, against=other_run),
     )

@@ -1,7 +1,7 @@
 """Times of ops, messages and collectives, and of the gaps between ops."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,6 @@ from pipejax.traces.replaying.replay import (
 )
 
 PerStage = Float[NumpyArray, "stages *microbatches"]
-PerWorker = Mapping[int, float]
 
 QUANTILES = (0.05, 0.5, 0.95)
 
@@ -136,9 +135,7 @@ def _gaps(pipelines: Pipelines) -> Iterator[OpTimes]:
             yield _row("gap", "between ops", NONE, worker, seconds)
 
 
-def measured_costs(
-    replayed: Replay, *, pipeline: Pipeline | None = None, stragglers: PerWorker | None = None
-) -> Costs:
+def measured_costs(replayed: Replay, *, pipeline: Pipeline | None = None) -> Costs:
     """Return mean recorded times of ops by stage, and of messages by link, as costs.
 
     If only some stages split their backwards, B is I + W on a stage without B, and I and W are half
@@ -149,7 +146,6 @@ def measured_costs(
       replayed: a replayed trace.
       pipeline: a pipeline of the trace, for times by stage and microbatch; default: means over all
         pipelines.
-      stragglers: factors of slow workers, which divide the times of their ops.
 
     Returns:
       Costs of the table that ran [s].
@@ -167,8 +163,6 @@ def measured_costs(
     pipelines = replayed.pipelines
     stages, microbatches = pipelines.table.num_stages, pipelines.table.num_microbatches
     ops = PipelineOps.select(pipelines.trace, [pipeline] if pipeline else pipelines.pipelines)
-    for worker, factor in (stragglers or {}).items():
-        ops.seconds[pipelines.trace.worker[ops.slices] == worker] /= factor
     fields = cost_fields(ops, (stages, microbatches) if pipeline else (stages,))
     transmit = _message_times(replayed, pipeline).reshape(2, 1, stages - 1)
     return Costs(**fields, transmit=transmit if stages > 1 else 0.0)

@@ -7,6 +7,7 @@ difference of both step times.
 A run is a pipeline in one step. A cell is a microbatch on a stage in a run.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -137,24 +138,44 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
 
 def slow_machines(
     suspects: Iterable[Suspect], pipelines: Pipelines, layers: Sequence[int] | None = None
-) -> dict[int, float]:
-    """Return {slow worker: factor on its times, as a mean over replicas}."""
+) -> list[Suspect]:
+    """List the workers whose machines are slow, in all replicas or in some."""
     # `layers` (stages) are numbers of layers, if known
     table, num_replicas = pipelines.table, len({run.replica for run in pipelines.pipelines})
     has_twins = len(table.placement) == 1 and table.num_stages <= table.num_workers
     stages = table.placement[0].tolist()
     rows = [row for row in suspects if row.kind == "worker"]
-    in_all = {row.place["worker"]: row.ratio or 1.0 for row in rows if "replica" not in row.place}
-    in_some = dict.fromkeys((row.place["worker"] for row in rows if "replica" in row.place), 1.0)
-    for row in (row for row in rows if "replica" in row.place):
-        in_some[row.place["worker"]] += ((row.ratio or 1.0) - 1) / num_replicas
+    in_all = {row.place["worker"]: row for row in rows if "replica" not in row.place}
     if has_twins:  # the only stage of a worker may be the slow part
+        sizes = len(stages), num_replicas
         in_all = {
-            worker: ratio
-            for worker, ratio in in_all.items()
-            if not is_slow_stage(stages.index(worker), ratio, len(stages), num_replicas, layers)
+            worker: row
+            for worker, row in in_all.items()
+            if not is_slow_stage(stages.index(worker), row.ratio or 1.0, *sizes, layers)
         }
-    return in_some | in_all
+    in_some = [row for row in rows if "replica" in row.place and row.place["worker"] not in in_all]
+    return [*in_all.values(), *in_some]
+
+
+def at_usual_speed(replayed: Replay, suspects: Sequence[Suspect]) -> Replay:
+    """Return the replay with the ops of these suspects as fast as those of their peers."""
+    if not suspects:
+        return replayed
+    pipelines, trace = replayed.pipelines, replayed.pipelines.trace
+    times, gaps = _MicrobatchTimes.measure(pipelines), pipelines.gaps
+    ops, seconds = times.ops, trace.end - trace.start
+    for suspect in suspects:
+        cells, ratio = times.cells(suspect.place), suspect.ratio or 1.0
+        if suspect.kind == "host":  # it delays its ops, too: these gaps are no time of ops
+            on_host = cells[ops.run, ops.stage, ops.microbatch]
+            total, host_gaps = ops.seconds[on_host].sum(), gaps[ops.slices[on_host]]
+            excess = (1 - 1 / ratio) * (total + host_gaps.sum())
+            excess -= (host_gaps - np.median(gaps[ops.slices])).sum()
+            ratio = total / max(total - max(excess, 0.0), MIN_RATE * total)
+        seconds *= times.slice_factors(cells, ratio)
+    usual = dataclasses.replace(trace, end=trace.start + seconds)
+    pipelines = dataclasses.replace(pipelines, trace=usual)
+    return dataclasses.replace(replayed, pipelines=pipelines)
 
 
 def is_slow_stage(
@@ -272,8 +293,8 @@ class _MicrobatchTimes(NamedTuple):
             "microbatch": np.arange(microbatches),
         }
         result = np.ones((len(self.step[runs]), stages, microbatches), bool)
-        for name, number in place.items():
-            result &= numbers[name] == number
+        for name in numbers.keys() & place.keys():  # a place may also have a rank
+            result &= numbers[name] == place[name]
         return result
 
     def ratio(self, cells: Cells, is_normal: Cells, *, is_stage: bool) -> float | None:
