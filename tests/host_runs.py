@@ -88,12 +88,19 @@ def write_kineto(folder, processes, with_device=True):
             events.append(event | {"ts": 1e3 * begin, "dur": 1e3 * (end - begin), "args": args})
 
         for entry in process.ranges:
-            add("user_annotation", entry.label, entry.start, entry.end, 1)
+            label = entry.label.partition(", ")[0]  # Nsight alone adds the number of the call
+            add("user_annotation", label, entry.start, entry.end, 1)
         for k, kernel in enumerate(process.kernels if with_device else (), 1):
             call = kernel.launch, kernel.launch + 0.004
             add("cuda_runtime", "cudaLaunchKernel", *call, kernel.thread, correlation=k)
             name = {"gemm": "sm90_xmma_gemm"}.get(kernel.name, kernel.name)
-            add("kernel", name, kernel.start, kernel.end, 7, correlation=k, stream=kernel.stream)
+            args = {"correlation": k, "stream": kernel.stream}
+            calls = [entry for entry in process.ranges if entry.payload]
+            before = [entry for entry in calls if entry.start <= kernel.launch]
+            if before and kernel.name.startswith("nccl"):
+                group, size = max(before, key=lambda entry: entry.start).payload
+                args |= {"Process Group Name": str(group), "In msg nelems": size}
+            add("kernel", name, kernel.start, kernel.end, 7, **args)
         for begin, end, name, thread in process.calls if with_device else ():
             add("cuda_runtime", name, begin, end, thread)
         if not with_device:

@@ -31,7 +31,8 @@ EXACT = 5e-5  # mean error of a replay that is called exact
 MIN_SHARE = 0.002  # of the step: a share that saves less is not shown
 MIN_SAVING = 0.01  # of the step: a remedy that saves less is not on the first screen
 BY_MARK = "the median step", "the only step"  # first words of a note on marks of steps
-DOUBTS = "unit of times", "replicas", "microbatches are"  # first words of what is uncertain
+# first words of notes on what is uncertain
+DOUBTS = "unit of times", "replicas", "microbatches are", "clocks of"
 # noun of a suspect, and an action of its owner, by its kind
 ACTIONS: Mapping[str, tuple[str, str]] = load_json(Path(__file__).with_name("suspect_actions.json"))
 HARDWARE = ("worker", "replica", "link", "host")  # kinds of suspects that hardware explains

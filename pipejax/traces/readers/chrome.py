@@ -13,7 +13,7 @@ import numpy as np
 from pipejax.base.checks import MAX_COUNT, wrong
 from pipejax.schedules.cells.ops import COMPUTING, Phase, format_cell, matching_receive, parse_cell
 from pipejax.traces.readers import labels, sources
-from pipejax.traces.readers.device import EXCHANGE, Work
+from pipejax.traces.readers.device import EXCHANGE, Key, Work, number_collective
 from pipejax.traces.readers.rank_lists import file_rank
 from pipejax.traces.readers.rank_slices import RankFile, Rows, Slice, drop_outer_ranges, join_ranks
 from pipejax.traces.record import NONE, OPS, LeftOut, Trace
@@ -106,10 +106,13 @@ _CALLS = frozenset(("cuda_runtime", "cuda_driver", "runtime", "driver"))
 
 
 class _EventCollector:
-    """Collector of the used events of a file; `names` are the numbers of labels of all files."""
+    """Collector of the used events of a file.
 
-    def __init__(self, names: dict[str, int], microseconds: float) -> None:
-        self.names, self.count = names, 0
+    `names` are the numbers of labels of all files, `keys` those of collectives.
+    """
+
+    def __init__(self, names: dict[str, int], keys: dict[Key, int], microseconds: float) -> None:
+        self.names, self.keys, self.count = names, keys, 0
         self.microseconds = microseconds  # unit of the file's times [us]
         self.faults = Counter[str]()  # reasons for which slices were left out
         self.unknown_ops = Counter[str]()  # names of ops in our exports without a known phase
@@ -190,7 +193,12 @@ class _EventCollector:
         stream = stream if type(stream) is int else hash(str(stream)) >> 12  # exact as a float
         is_exchange = EXCHANGE.search(name) or (name.startswith("Memcpy") and "DtoD" not in name)
         number = correlation if type(correlation) is int else NONE
-        self.work.extend((number, start, start + length, stream, bool(is_exchange), NONE))
+        # PyTorch names the process group of its collectives
+        groups = (str(args.get(f"Process Group {part}", "")) for part in ("Name", "Ranks"))
+        size = args.get("In msg nelems")
+        call = " ".join(groups).strip(), size if type(size) is int else NONE
+        key = number_collective(name, *call, self.keys, is_exchange=bool(is_exchange))
+        self.work.extend((number, start, start + length, stream, bool(is_exchange), key))
 
     def _add_call(self, event: Event, name: str) -> None:
         """Append a host call that launches work or waits for it."""
@@ -257,8 +265,9 @@ def _arguments(event: Event) -> dict[str, Any]:
 def read_chrome(paths: Sequence[Path], request: sources.Request) -> Trace:
     """Read the Chrome traces of all ranks of a run; a file or a process is a rank."""
     names: dict[str, int] = {}
+    keys: dict[Key, int] = {}
     paths = sorted(paths, key=sources.name_order)
-    files = [RankFile(path, *_read_file(path, names, request)) for path in paths]
+    files = [RankFile(path, *_read_file(path, names, keys, request)) for path in paths]
     by_label = labels.parse_labels(names)
     cells = [by_label.get(name, ()) for name in names]
     notes = []
@@ -276,7 +285,7 @@ def read_chrome(paths: Sequence[Path], request: sources.Request) -> Trace:
         if not is_pytorch:
             ranks = [drop_outer_ranges(rows, cells, request) for rows in ranks]
         files[k] = RankFile(path, ranks, zero)
-    trace = join_ranks(files, cells, request, (), notes)
+    trace = join_ranks(files, cells, request, [*keys], notes)
     seconds = (trace.end - trace.start)[trace.has_phase(OPS)]
     starts = [rows.start for file in files for rows in file.ranks if not rows.is_ours]
     if request.unit is None and len(seconds) and starts:
@@ -300,12 +309,12 @@ def _number_ranks(files: Sequence[RankFile], cells: labels.Cells) -> list[RankFi
 
 
 def _read_file(
-    path: Path, names: dict[str, int], request: sources.Request
+    path: Path, names: dict[str, int], keys: dict[Key, int], request: sources.Request
 ) -> tuple[list[Rows], int | None]:
     """Return the slices of each rank that labels ops, and the clock's zero [ns] if stated."""
     header: dict[str, Any] = {}
     faults: Counter[str] = Counter()
-    events = _EventCollector(names, 1e6 * sources.SECONDS[request.unit or "us"])
+    events = _EventCollector(names, keys, 1e6 * sources.SECONDS[request.unit or "us"])
     for event in read_events(sources.read_texts(path, request.on_bytes), header, faults):
         events.add(event)
     stacks = events.open_events.values()

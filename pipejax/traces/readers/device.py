@@ -9,15 +9,27 @@ from typing import NamedTuple
 import numpy as np
 
 from pipejax.base.array_types import Bool, Float, NumpyArray
+from pipejax.traces.record import NONE
 
 # launch by the host (-inf if unknown), start and end [us]; stream; whether it exchanges data;
 # number of its collective, NONE if it is no collective
 Work = Float[NumpyArray, "6 works"]
 # names of work that exchanges data; "copy" leaves its device
 EXCHANGE = re.compile(r"nccl|nvshmem|deep_?ep|^copy$", re.IGNORECASE)
-Key = tuple[str, str, int]  # communicator (empty if unknown), name and bytes of a collective
+_COLLECTIVE = re.compile("AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv")
+Key = tuple[str, str, int]  # communicator (empty if unknown), name and size of a collective
 _LAUNCH_LATENCY = 10.0  # from the launch of a kernel that waits for nothing to its start [us]
 _SPREAD_QUANTILE, _MAX_SPREAD = 0.9, 1000.0  # [us]; a larger spread of collectives is no match
+
+
+def number_collective(
+    name: str, communicator: str, size: int, keys: dict[Key, int], *, is_exchange: bool
+) -> int:
+    """Return the number of a kernel's collective, a new one in `keys` if needed; else NONE."""
+    match = _COLLECTIVE.search(name) if is_exchange else None
+    if match is None:
+        return NONE
+    return keys.setdefault((communicator, match[0] if communicator else name, size), len(keys))
 
 
 def split_windows(

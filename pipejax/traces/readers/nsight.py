@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pipejax.base.checks import wrong
-from pipejax.traces.readers.device import EXCHANGE, Key
+from pipejax.traces.readers.device import EXCHANGE, Key, number_collective
 from pipejax.traces.readers.labels import (
     FRAMEWORKS,
     STEP,
@@ -45,7 +45,6 @@ _WORK = {
     "CUPTI_ACTIVITY_KIND_MEMSET": "''",
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": "''",
 }
-_COLLECTIVE = re.compile("AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv")
 # calls that wait for the device
 _WAITS = "value LIKE '%Synchronize%' OR value LIKE 'cu%Memcpy%' AND value NOT LIKE '%Async%'"
 _RANK = re.compile(r"rank[ =](\d{1,9})\b")
@@ -227,16 +226,15 @@ def _read_work(
         process.threads.add(thread)
         process.devices.add(device)
         launch = -np.inf if launch is None else launch / _MICROSECOND
-        key, name = NONE, name or ""
-        if EXCHANGE.search(name) and (match := _COLLECTIVE.search(name)):
+        name, call = name or "", ("", NONE)
+        is_exchange = bool(EXCHANGE.search(name))
+        if is_exchange and (position := bisect.bisect(nccl[thread], (launch,))):
             # a group of NCCL calls launches its kernel after the ranges of the calls
-            position = bisect.bisect(nccl[thread], (launch,))
-            communicator, size = nccl[thread][position - 1].call if position else ("", NONE)
-            collective = communicator, match[0] if communicator else name, size
-            key = keys.setdefault(collective, len(keys))
+            call = nccl[thread][position - 1].call
+        key = number_collective(name, *call, keys, is_exchange=is_exchange)
         times = start / _MICROSECOND, end / _MICROSECOND
         stream += device << 32  # each device numbers its streams
-        process.work.append((launch, *times, stream, bool(EXCHANGE.search(name)), key))
+        process.work.append((launch, *times, stream, is_exchange, key))
 
 
 def _rank_rows(process: _Process, cells: Mapping[str, Cell], request: Request) -> Iterator[Rows]:

@@ -382,11 +382,14 @@ def _merge_files(
     notes: list[str] = []
     if len(shifted_files) > 1 and not zeros and None in matches:
         notes.append("clocks: all files count as one clock, as no file states when its clock began")
+    if keys and None in matches:
+        pairs = zip(shifted_files, matches, strict=True)
+        names = ", ".join(path.name for (path, _), match in pairs if match is None)
+        why = "as recorded, as no collective matches them; times of messages may be off by the same"
+        notes.append(f"clocks of {names}: {why}")
     ranks: dict[int, Rows] = {}
     sources: dict[int, list[tuple[Path, Rows]]] = {}
     for (path, file_rows), match in zip(shifted_files, matches, strict=True):
-        if match is None and keys:
-            notes.append(f"clock of {path.name}: as recorded; no collective matches it")
         lead = 0.0 if match is None else match.lead
         if match is not None and match.num_collectives:
             lag = f"{abs(lead) / 1e3:.3f} ms {'ahead' if lead > 0 else 'behind'}"
