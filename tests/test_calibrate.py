@@ -402,14 +402,7 @@ def test_rows_that_spread_count_less(machine, tmp_path):
     assert pulled["network.efficiency"] < 0.9 * TRUE["network.efficiency"]
 
 
-@with_cases(
-    "kinds factor",
-    # units of seconds or bytes that are wrong by a factor
-    (["all_reduce"], 1e3),
-    (["all_reduce"], 1e-6),
-    ([MESSAGE], 1e-3),
-    (["all_to_all", "ring"], 1e6),
-)
+@with_cases("kinds factor", *read_cases("test_times_in_other_units_are_refused"))
 def test_times_in_other_units_are_refused(kinds, factor, machine, tmp_path):
     rows = [(*row[:-1], row[-1] * factor) for row in measured(machine, kinds)]
     columns = pj.files.read_collectives(write(tmp_path / "x.csv", rows))

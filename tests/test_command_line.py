@@ -232,14 +232,7 @@ def test_values_may_have_units(answer, what):
     assert with_unit == plain
 
 
-@with_cases(
-    "options bare",
-    (["-T", "F=1ms,B=2"], "2"),
-    (["-W", "F=1ms,B=2ms,U=3"], "3"),
-    ([*TIMES, "--workers-per-node", "2", "--comm", "5us,1"], "1"),
-    (["-T", "F=10ms,B=20ms", "--comm", "3"], "3"),
-    (["-W", "F=10ms,B=20ms", "--latency", "1us", "--transmit", "3"], "3"),
-)
+@with_cases("options bare", *read_cases("test_a_number_beside_times_with_units_gives_a_warning"))
 def test_a_number_beside_times_with_units_gives_a_warning(call, options, bare):
     code, _, err = call("evaluate", *ONE, *options, "--json")
     assert (code, f": {bare} has no unit and is read as seconds" in err) == (0, True)

@@ -6,7 +6,7 @@ import random
 import re
 
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 from legal_sizes import build
 
 import pipejax as pj
@@ -27,19 +27,7 @@ def levels(name, p=4, m=8, link="delay", slots=None, **costs):
     return pj.compare(build(name, p, m, **options), pj.Costs(**costs), link=link)
 
 
-@with_cases(
-    "name arguments why",
-    ("1f1b", {"transmit": 1.0}, r"run above table: messages take [\d.]+ %"),
-    ("chimera", {}, "assumes equal stages, F = B, .*; slots here are F = 1, B = 2"),
-    ("chimera", {"slots": {"F": 1, "B": 2}}, f"table above formula: {ASSUMES}"),
-    ("gpipe", {"forward": [1.0, 2.0, 1.0, 1.0]}, "stages are unequal"),
-    ("chimera", {"backward": 1.0, "all_reduce": 3.0}, "all-reduce and update take"),
-    ("hanayo", {}, "no formula: no closed form is"),
-    ("gpipe", {}, "all three agree"),
-    ("interleaved-1f1b", {"m": 6}, r"in flight: .* says 11, the table holds 12"),
-    ("dualpipe", {"pair_factor": 0.0}, r"run below table: fused pairs overlap \(pair factor 0\)"),
-    ("dualpipe", {"pair": 2.5}, "run below table: fused pairs have a time of their own"),
-)
+@with_cases("name arguments why", *read_cases("test_why"))
 def test_why(name, arguments, why):
     assert re.search(why, levels(name, **{"forward": 1.0, "backward": 2.0, **arguments}).why)
 

@@ -1022,13 +1022,7 @@ def test_a_slow_stage_is_a_cause_where_an_even_split_would_help_less(data, stage
 
 @with_cases(
     "base names limit ruled_out fitting",
-    # options of launchers against options, though ZB-H1 by code saves more
-    ("1f1b", ("looped-bfs", "zb-h1"), None, ("looped-bfs", 2, "an option of torchtitan"), ""),
-    # a run that needs code itself is held against all that code brings
-    ("zb-h1", ("looped-bfs",), None, ("looped-bfs", 4, OWN_FILE), ""),
-    ("zb-h1", ("looped-bfs", "dualpipe"), 4.0, ("dualpipe", 1, OWN_FILE), ""),
-    ("zb-h1", ("dualpipe", "zb-v"), None, None, "zb-v"),  # saves 5.4 %, DualPipe 3.8 %
-    ("zb-h1", ("looped-bfs", "zb-v"), 4.0, None, "zb-v"),
+    *read_cases("test_memory_costs_only_what_nothing_that_fits_saves"),
 )
 def test_memory_costs_only_what_nothing_that_fits_saves(base, names, limit, ruled_out, fitting):
     def step_time(name, stages):

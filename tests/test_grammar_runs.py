@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import reference
 import strategies
-from daily import with_cases
+from daily import read_cases, with_cases
 from grammar_cases import priced
 from hypothesis import assume, given, settings, strategies as st
 from legal_sizes import build
@@ -289,15 +289,7 @@ TWO_EACH.append([op.replace("0", "2", 1) for op in TWO_EACH[0]])
 
 @with_cases(
     "graph rows forward transmit makespan",
-    # both activations leave worker 1 at 1, one by one: 1 to 2 and 2 to 3
-    (FORK, [["0F0"], ["1F0"], ["2F0"]], 1.0, 1.0, 4.0),
-    # both activations reach worker 1 one by one: 1 to 2 and 2 to 3
-    (JOIN, [["0F0"], ["1F0"], ["2F0"]], 1.0, 1.0, 4.0),
-    # both gradients are there at 3 and reach worker 1 one by one: 3 to 4 and 4 to 5
-    (FORK, THERE_AND_BACK, 1.0, [[[0.0, 0.0]], [[1.0, 1.0]]], 6.0),
-    # gradients from worker 2, 6 to 9 and 9 to 12, do not wait for the activation of 1F1 to
-    # worker 0, 6 to 7
-    (FORK, TWO_EACH, [1.0, 3.0, 1.0], [[[1.0, 0.0]], [[0.0, 3.0]]], 13.0),
+    *read_cases("test_activations_of_a_graph_share_a_queue_whatever_the_numbers_of_their_stages"),
 )
 def test_activations_of_a_graph_share_a_queue_whatever_the_numbers_of_their_stages(
     graph, rows, forward, transmit, makespan

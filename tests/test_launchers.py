@@ -226,13 +226,7 @@ def test_what_launchers_lack():
     assert launcher_settings("zb-h1", workers=1)[0].lacks == ()
 
 
-@with_cases(
-    "degrees parts",
-    ({"tensor_parallel": 8}, 8),  # e 1: Megatron cuts experts as it cuts layers
-    ({"tensor_parallel": 8, "expert_tensor_parallel": 1}, 1),
-    ({"tensor_parallel": 4, "expert_parallel": 2, "data_parallel": 2}, 4),
-    ({"tensor_parallel": 4, **EIGHTS, "expert_tensor_parallel": 2}, 2),
-)
+@with_cases("degrees parts", *read_cases("test_the_parts_of_experts_are_always_in_the_command"))
 def test_the_parts_of_experts_are_always_in_the_command(degrees, parts):
     how = {"model": pj.load_model("mixtral-8x7b"), "sequence_parallel": True}
     megatron, torchtitan, deepspeed = launcher_settings(**how, **degrees)
@@ -359,10 +353,7 @@ def test_experts_beside_compute(schedule, fields, lacks):
 
 @with_cases(
     "schedule stages fields lacks",
-    # nothing travels where each worker has all experts
-    ("interleaved-1f1b", 2, {"expert_overlap": 1.0}, None),
-    ("combined-1f1b", 2, {}, f"{BESIDE} without expert parallelism"),
-    ("combined-1f1b", 1, {**EIGHTS, "expert_parallel": 4}, f"{BESIDE} with {ONE_STAGE}"),
+    *read_cases("test_the_order_of_experts_beside_compute_has_needs"),
 )
 def test_the_order_of_experts_beside_compute_has_needs(schedule, stages, fields, lacks):
     table = build(schedule, 2, 8, stages_per_worker=stages)
@@ -401,13 +392,7 @@ def test_before_blackwell_tensor_overlap_goes_alone(launcher, schedule, fields, 
 
 
 @with_cases(
-    "launcher options same",
-    ("megatron-lm", (), ()),
-    ("megatron-bridge", (), ("--zero", 1, "--overlap", 1)),
-    ("megatron-bridge", ("--zero", 0, "--overlap", 0.5), ("--overlap", 0.5)),
-    ("torchtitan", (), (*EAGER, *TITAN, "--tensor-overlap", 0)),
-    ("torchtitan", ("--stack", "composer-2023"), TITAN),
-    ("MaxText", (), ()),
+    "launcher options same", *read_cases("test_launcher_defaults_are_below_options_and_stacks")
 )
 def test_launcher_defaults_are_below_options_and_stacks(answer, tmp_path, launcher, options, same):
     wide = json.loads(data_file("models", "llama3-8b", "model").read_text())
@@ -640,14 +625,7 @@ def test_plans_split_sequences_as_launchers_do(launcher, model, system, tensor, 
 
 
 @with_cases(
-    "launcher options notices",
-    ("torchtitan", ("--tensor-overlap", 1), ["tensor above 1: torchtitan lacks tensor para"]),
-    ("maxtext", ("--tensor-overlap", 1), ["tensor above 1: MaxText lacks tensor parallelism"]),
-    ("deepspeed", ("--tensor-overlap", 1), ["tensor above 1: DeepSpeed lacks ten", NO_CONTEXT]),
-    ("deepspeed", (), [NO_CONTEXT]),
-    ("deepspeed", ("--tensor", 1, "--context", 1), []),
-    ("torchtitan", (), []),
-    ("megatron-lm", ("--tensor-overlap", 1), []),
+    "launcher options notices", *read_cases("test_a_plan_names_degrees_that_the_launcher_never_has")
 )
 def test_a_plan_names_degrees_that_the_launcher_never_has(launcher, options, notices, call):
     _, _, error = call(*PLANNED, "--launcher", launcher, *options)
@@ -993,12 +971,7 @@ def test_options_that_hide_experts_have_one_prediction(model, launcher, fields):
 
 @with_cases(
     "model launcher fields",
-    ("qwen3-30b-a3b", "Megatron-LM", SPREAD | FULL),
-    ("gpt-oss-120b", "Megatron-Bridge", SPREAD | FULL | {"overlap": 1.0}),
-    ("mixtral-8x7b", "Megatron-Bridge", SPREAD | {"recompute": "moe", "overlap": 1.0}),
-    # ops W need no recomputation of their own where nothing is recomputed
-    ("llama3-8b", "torchtitan", FULL | {"sequence_parallel": True, "zero": 1}),
-    ("llama3-8b", "torchtitan", {"recompute": "core_attn", "zero": 1}),
+    *read_cases("test_what_a_launcher_lacks_counts_for_a_combination_as_a_whole"),
 )
 def test_what_a_launcher_lacks_counts_for_a_combination_as_a_whole(model, launcher, fields):
     """A launcher may lack a schedule with this recomputation, and run it with less."""

@@ -5,7 +5,7 @@ import shlex
 import numpy as np
 import pytest
 import reference
-from daily import daily, with_cases
+from daily import daily, read_cases, with_cases
 from hypothesis import given, strategies as st
 from legal_sizes import build
 
@@ -189,13 +189,7 @@ def test_a_wait_stands_only_where_memory_needs_it():
 START = "F0 0 1, O0 1 2"
 
 
-@with_cases(
-    "ops row",
-    # a load within an op is issued before it
-    (f"{START}, F1 2 12, L0 3 4, I0 12 13, I1 13 14, W0 14 15", "F0 O0 L0 F1 I0 I1 W0"),
-    # of two takes at once the load knows of all offloads
-    (f"{START}, F1 1 2, O1 2 3, F2 3 4, L0 3 4, I0 4 5", "F0 O0 F1 O1 L0 WAIT_O0 F2 I0"),
-)
+@with_cases("ops row", *read_cases("test_loads_are_issued_where_their_room_is_known"))
 def test_loads_are_issued_where_their_room_is_known(ops, row):
     assert row_text(timed_ops(ops), 2.0) == row
 

@@ -158,16 +158,7 @@ def record_slow_worker(name, factors):
 
 # Factors are those of worker 2 in each replica. All stages cost the same, so the stages of a
 # remedy do too. All replicas wait for the slowest.
-@with_cases(
-    "name factors",
-    ("interleaved-1f1b", [SLOWNESS]),
-    ("zb-v", [SLOWNESS]),
-    ("dualpipe-v", [SLOWNESS]),
-    ("dualpipe", [SLOWNESS]),  # both stages of two workers are on both
-    ("1f1b", [1.0, SLOWNESS]),
-    ("1f1b", [1.0, 1.0, 1.0, 1.4]),
-    ("interleaved-1f1b", [1.0, SLOWNESS]),
-)
+@with_cases("name factors", *read_cases("test_remedies_leave_a_slow_machine_slow"))
 def test_remedies_leave_a_slow_machine_slow(name, factors, tmp_path, answer):
     """Each promised step is that of the remedy's schedule with the same machine slow."""
     trace, table = record_slow_worker(name, factors)
@@ -226,11 +217,7 @@ def message_times(workers, ways=(0, 1)):
 
 @pytest.mark.parametrize("slow_replica", [0, 1])
 @with_cases(
-    "name options workers ways",
-    ("1f1b", {}, [0, 1, 2, 3], (0, 1)),
-    ("1f1b", {}, [0, 1, 2, 3], (1,)),
-    ("interleaved-1f1b", {"stages_per_worker": 2}, LOOP, (0, 1)),
-    ("dualpipe-v", {}, V_SHAPE, (0, 1)),
+    "name options workers ways", *read_cases("test_remedies_leave_a_slow_link_of_one_replica_slow")
 )
 def test_remedies_leave_a_slow_link_of_one_replica_slow(name, options, workers, ways, slow_replica):
     table = pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)
@@ -283,13 +270,7 @@ WHOLE_BACKWARD = RECOMPUTED | {"backward": 15.0}
 SPLIT_BACKWARD = RECOMPUTED | {"input_grad": 8.0, "weight_grad": 7.0}
 
 
-@with_cases(
-    "name options times other",
-    ("1f1b", {}, WHOLE_BACKWARD, "zb-h1"),
-    ("gpipe", {}, WHOLE_BACKWARD, "zb-h1"),
-    ("interleaved-1f1b", {"stages_per_worker": 2}, WHOLE_BACKWARD, "interleaved-zb"),
-    ("zb-h1", {}, SPLIT_BACKWARD, "1f1b"),
-)
+@with_cases("name options times other", *read_cases("test_recomputations_of_a_trace_are_ops"))
 def test_recomputations_of_a_trace_are_ops(name, options, times, other, tmp_path, answer):
     def recomputed(name):
         built = pj.schedules.build(name, num_workers=4, num_microbatches=8, **options)

@@ -288,13 +288,7 @@ CONFIG = "Config param global_batch_size_to_train_on: {}\nConfig param max_targe
 START = "Training starts at step 1, with global batch size {}, sequence length {}, total steps 10\n"
 
 
-@with_cases(
-    "form start first second why",
-    (TITAN, START, (16, 8192), (32, 8192), "16 global_batch and 32 global_batch"),
-    (TITAN, START, (16, 4096), (16, 8192), "4096 sequence and 8192 sequence"),
-    (MAXTEXT, CONFIG, (16, 8), (64, 8), "64 global"),
-    (MAXTEXT, CONFIG, (8, 8), (8, 9), "9 seq"),
-)
+@with_cases("form start first second why", *read_cases("test_runs_of_several_sizes_are_refused"))
 def test_runs_of_several_sizes_are_refused(form, start, first, second, why, tmp_path, mistake):
     lines = "\n".join(form.format(step, "2048") for step in range(1, 4)) + "\n"
     path = tmp_path / "a.log"
