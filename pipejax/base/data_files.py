@@ -14,45 +14,11 @@ from typing import Any
 from pipejax.base.checks import number, unknown
 from pipejax.base.files import read_file
 
-UNITS: Mapping[str, tuple[str, float]] = {
-    "TFLOP_per_s": ("FLOP/s", 1e12),
-    "PFLOP_per_s": ("FLOP/s", 1e15),
-    "GFLOP": ("FLOP", 1e9),
-    "TFLOP": ("FLOP", 1e12),
-    "GB_per_s": ("B/s", 1e9),
-    "GiB_per_s": ("B/s", 2.0**30),
-    "TB_per_s": ("B/s", 1e12),
-    "MB": ("B", 1e6),
-    "GB": ("B", 1e9),
-    "GiB": ("B", 2.0**30),
-    "TB": ("B", 1e12),
-    "ns": ("s", 1e-9),
-    "us": ("s", 1e-6),
-    "ms": ("s", 1e-3),
-    "s": ("s", 1.0),
-    "USD_per_hour": ("USD/s", 1 / 3600),
-}
-
-_BYTES: Mapping[str, float] = {
-    "B": 1,
-    **{f"{prefix}B": 1e3**k for k, prefix in enumerate("kMGT", 1)},
-    **{f"{prefix}iB": 1024.0**k for k, prefix in enumerate("KMGT", 1)},
-}
+_UNITS = json.loads(Path(__file__).with_name("units.json").read_text("utf-8"))
+# {unit of a key: (dimension, SI units in it)}
+UNITS: Mapping[str, tuple[str, float]] = {k: tuple(unit) for k, unit in _UNITS["keys"].items()}
 # for each dimension, the units that may follow a number in text, with their SI factors
-UNITS_BY_DIMENSION: Mapping[str, Mapping[str, float]] = {
-    "s": {
-        "ns": 1e-9,
-        "us": 1e-6,
-        "\N{MICRO SIGN}s": 1e-6,
-        "ms": 1e-3,
-        "s": 1,
-        "min": 60,
-        "h": 3600,
-    },
-    "B": _BYTES,
-    "B/s": {f"{unit}/s": factor for unit, factor in _BYTES.items()},
-    "FLOP/s": {"FLOP/s": 1, **{f"{prefix}FLOP/s": 1e3**k for k, prefix in enumerate("kMGTP", 1)}},
-}
+UNITS_BY_DIMENSION: Mapping[str, Mapping[str, float]] = _UNITS["texts"]
 _BITS = re.compile("([kMGTP]?)(?:b|bit|bits)(?:/s|ps)")
 _UNIT = re.compile(r"(?<![A-Za-z])[^\W\d_]+(/[^\W\d_]+)?$")
 

@@ -9,6 +9,7 @@ import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -21,6 +22,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, StrMethodFormatter
 
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import number, wrong
+from pipejax.base.data_files import load_json
 from pipejax.plots import palette
 
 SCREEN_DPI = 100.0  # resolution at which axes are measured before a drawing is saved
@@ -59,21 +61,10 @@ class Paper(NamedTuple):
         return _SETTINGS | sizes | dict.fromkeys(small, self.small) | {"font.family": self.font}
 
 
+# fonttype 42: PDF and PS embed fonts as TrueType
 _SETTINGS: dict[Any, Any] = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 4,
-    "legend.frameon": False,
-    "savefig.dpi": 200,
+    **load_json(Path(__file__).with_name("matplotlib_settings.json")),
     "figure.dpi": SCREEN_DPI,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "pipejax",
-    "pdf.fonttype": 42,  # embedded, as TrueType
-    "ps.fonttype": 42,
-    "hatch.linewidth": 0.4,
-    "figure.constrained_layout.use": True,
 }
 
 
