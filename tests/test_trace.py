@@ -168,7 +168,8 @@ def test_gaps_before_ops_are_part_of_the_replay(name, gap):
     late = dataclasses.replace(trace, start=trace.start + gap)
     result = traces.replay(traces.find_pipelines(late))
     assert result.worst_error < 1e-9
-    assert result.links.model == "delay"
+    # schedules with more stages per worker send while a message is on its way: the worse model
+    assert (result.links.model, result.equivalent_models[0]) == ("queued", "delay")
     assert result.message_time == pytest.approx(0.3)
     assert traces.attribute(result).replayed == pytest.approx(traces.attribute(result).recorded)
 

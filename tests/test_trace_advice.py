@@ -351,3 +351,51 @@ def test_other_schedules_without_the_cells_of_a_table_are_no_remedies(
     report, text = answer_and_text(*line)
     assert "; no built-in schedule has the same ops" in text
     assert not [row for row in report["remedies"] if row["what"].startswith("schedule")]
+
+
+def loop_one_message_at_a_time(table, op_seconds, slow):
+    """Step of a table without fused pairs; link 1 to 2 takes `slow` [s], the others take no time.
+
+    Each direction of two workers transmits one message at a time.
+    """
+    rows = [[op for cell in row for op in cell] for row in table.rows()]
+    arrival, link_free, free, position = {}, {}, [0.0] * len(rows), [0] * len(rows)
+    placement, last = table.placement[0].tolist(), table.num_stages - 1
+    while any(place < len(row) for place, row in zip(position, rows, strict=True)):
+        # the op that can start first sends first
+        starts = []
+        for worker, place in enumerate(position):
+            if place < len(rows[worker]):
+                op = rows[worker][place]
+                key = op.phase.name, op.stage, op.microbatch
+                is_first = key[:2] == ("F", 0)
+                if is_first or key in arrival:
+                    starts.append((max(free[worker], arrival.get(key, 0.0)), worker, *key))
+        start, worker, phase, stage, microbatch = min(starts)
+        free[worker] = start + op_seconds[phase]
+        position[worker] += 1
+        to = stage + 1 if phase == "F" and stage < last else stage
+        to, kind = (to, "F") if to > stage else (stage - (phase == "B"), "B")
+        if to >= 0:
+            pair = worker, placement[to]
+            sent = max(free[worker], link_free.get(pair, 0.0))
+            link_free[pair] = arrival[kind, to, microbatch] = sent + slow * (pair == (1, 2))
+    return max(free)
+
+
+def test_savings_hold_if_messages_of_a_link_wait_for_each_other():
+    """A message takes 0.9 F: in 1f1b none waits, with two stages per worker most do."""
+    sizes = {"num_workers": 4, "num_microbatches": 8}
+    table = pj.schedules.build("1f1b", **sizes)
+    links = np.zeros((2, 1, 3))
+    links[0, 0, 1] = 0.9
+    run = pj.evaluate(table, pj.Costs(forward=1.0, backward=2.0, transmit=links))
+    assert run.makespan == loop_one_message_at_a_time(table, {"F": 1.0, "B": 2.0}, 0.9)
+    analysis = pj.traces.analyse(pj.traces.record_runs([run] * 2), schedules=["interleaved-1f1b"])
+    assert "delay" in analysis.replay.equivalent_models
+    (fault,) = (fault for fault in analysis.advice.faults if fault.kind == "memory")
+    chunks = int(fault.why.partition(" per worker ")[2].partition(" ")[0])
+    other = pj.schedules.build("interleaved-1f1b", **sizes, stages_per_worker=chunks)
+    op_seconds = {"F": 1.0 / chunks, "B": 2.0 / chunks}
+    step = loop_one_message_at_a_time(other, op_seconds, 0.9)
+    assert fault.seconds == pytest.approx(run.makespan - step)

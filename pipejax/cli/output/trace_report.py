@@ -133,6 +133,7 @@ def trace_view(
     min_saving = MIN_SAVING * advice.step_time
     yield from _ruled_out(advice, step, explain_command, _has_late_hosts(analysis))
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
+    yield from _other_links(analysis.replay)
     yield from remedies.remedies_view(advice, advised, named, before_command, step, lead)
     yield _heading(analysis, result)
     yield from _notes(analysis, *DOUBTS)
@@ -171,6 +172,17 @@ def _mean_step(
 def _has_late_hosts(analysis: "pj.results.Analysis") -> bool:
     """Return whether hosts delay ops; the advice holds for the run without these delays."""
     return any(suspect.kind in ("host", "launch") for suspect in analysis.suspects)
+
+
+def _other_links(replay: "pj.results.Replay") -> Iterator[object]:
+    """Yield a line if links that wait for the receiver or the sender explain the run as well."""
+    others = [name for name in replay.equivalent_models if name not in ("delay", "queued")]
+    if others and replay.message_time > 0 and replay.links.model in ("delay", "queued"):
+        option = others[0].replace(" ", " --queues ", 1).replace(" posting ", " --posting ")
+        yield plain(
+            f"savings are those with link model {replay.links.model}; {others[0]} fits as well and "
+            f"may save less: repeat commands with --link {option}"
+        )
 
 
 def _ruled_out(

@@ -343,6 +343,7 @@ def single_models() -> list[Links]:
     return [*simple, *(Links(model, scope, posting=posting) for model, posting, scope in options)]
 
 
+LONG_MESSAGE = 0.25  # of the shortest op: schedules with up to four stages per worker send as often
 MAX_EARLY = 0.05  # a model is impossible if a larger share of messages is taken before it is sent
 MAX_NOISE = 0.2  # relative noise above which the simplest equivalent link model is chosen
 MAX_NODES = 1 << 18  # nodes of all runs of a table that are used to estimate message times
@@ -476,8 +477,19 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
     if noise > MAX_NOISE:  # the first equivalent model is the simplest: compare with it instead
         best = next(result for result in results if result is best or result in equivalent)
         fits, equivalent = _compare_models(results, best, noise)
+    queued = [result for result in equivalent if result.links.model == "queued"]
+    if best.links.model == "delay" and queued and _has_long_messages(best):
+        (best,) = queued  # no remedy is faster with it than with `delay`
+        fits, equivalent = _compare_models(results, best, noise)
     names = [model_name(result.links) for result in equivalent]
     return dataclasses.replace(best, fits=fits, equivalent_models=names)
+
+
+def _has_long_messages(replayed: Replay) -> bool:
+    """Return whether other schedules may send on a link before its last message has arrived."""
+    ops = PipelineOps.select(replayed.pipelines.trace, replayed.pipelines.pipelines)
+    shortest_op = min(median(ops.seconds[ops.phase == phase]) for phase in np.unique(ops.phase))
+    return bool(replayed.link_times.max(initial=0.0) > LONG_MESSAGE * shortest_op)
 
 
 def _compare_models(
