@@ -843,7 +843,10 @@ def test_the_sentence_on_the_mean_step_gives_the_reason_of_its_gap(
     text = call("trace", "run.csv", "--schedules", "1f1b")[1]
     measured = seconds(float(np.mean([run.makespan for run in runs])))
     (line,) = [line for line in text.splitlines() if line.startswith("shares of a step of ")]
-    assert f", in which each op takes its {over} (measured: {measured}, as {why}): " in line
+    assert (
+        f", in which each op takes its {over} (measured: {measured}, as {why}; causes and savings are "
+        in line
+    )
     # at usual times of ops a step takes 33 s: warm-up and cool-down of three stages of 3 s
     if late:
         assert line.startswith("shares of a step of 33 s, ")

@@ -59,7 +59,7 @@ def test_remedies_do_not_move_the_wait_for_a_host(change, tmp_path, answer_and_t
     result, text = answer_and_text(*line)
     assert result["pipeline_time"] == pytest.approx(1e-3 * usual[0], rel=0.015)
     assert "layers" not in [row["kind"] for row in result["remedies"]]
-    assert ", as ops start late): " in text
+    assert ", as ops start late; causes and savings are shares of " in text
     assert "\nonce hosts launch in time: schedule zb-h1: saves " in text
     (remedy,) = (row for row in result["remedies"] if row["what"] == "schedule zb-h1")
     saved, _ = answer_and_text(*shlex.split(remedy["command"])[1:])

@@ -141,17 +141,17 @@ def remedies_json(
     ]
 
 
-def first_fault(explanation: "Explanation", step: float | None = None) -> str:
-    """Return the bottleneck, and the time that it costs; `step` is a measured step [s]."""
+def first_fault(explanation: "Explanation") -> str:
+    """Return the bottleneck, and the time that it costs."""
     worst = explanation.bottleneck
     why = worst.why.partition("; ")[0]
     if worst.seconds <= 0 or worst.kind in SCHEDULE_CAUSES:
         return why
-    return f"{why}, which costs {_with_share(worst.seconds, explanation, step)}"
+    return f"{why}, which costs {_with_share(worst.seconds, explanation)}"
 
 
-def _with_share(time: float, explanation: "Explanation", step: float | None = None) -> str:
-    return f"{seconds(time)} ({percent(time / (step or explanation.step_time or 1.0))} of the step)"
+def _with_share(time: float, explanation: "Explanation") -> str:
+    return f"{seconds(time)} ({percent(time / (explanation.step_time or 1.0))} of the step)"
 
 
 def advice_view(explanation: "Explanation", rows: Sequence[Mapping[str, Any]]) -> Iterator[object]:
@@ -187,12 +187,12 @@ def remedies_view(
     rows: Sequence[Mapping[str, Any]],
     named: Sequence[Mapping[str, Any]],
     before_command: Sequence[object] = (),
-    step: float | None = None,
-    lead: str = "",
+    lead: str | None = None,
 ) -> Iterator[object]:
     """Yield the best of the `named` remedies for each launcher and shelf, and the first command.
 
-    A shelf is what a remedy needs: options of a launcher, a table file or code, or hardware.
+    A shelf is what a remedy needs: options of a launcher, a table file or code, or hardware. Each
+    remedy begins with `lead`; without it, a line says whether the first one shortens the cause.
     """
     if not rows:
         fits = explanation.memory.fits(explanation.memory.begin)
@@ -203,13 +203,13 @@ def remedies_view(
         return
     best_rows = _best_rows(named, explanation.step_time)
     yield from _memory_doubt(explanation, best_rows)
-    if step is None:
+    if lead is None:
         yield from _other_cause(explanation, explanation.remedies[rows.index(best_rows[0])])
     launcher = explanation.launcher
-    texts = [_remedy_text(row, explanation, step) + _means(row, launcher) for row in best_rows]
+    texts = [_remedy_text(row, explanation) + _means(row, launcher) for row in best_rows]
     for before, text in itertools.pairwise(["", *texts]):
         _, _, assumed = before.partition("; assumes ")
-        yield plain(lead + (text.replace(assumed, "the same") if assumed else text))
+        yield plain((lead or "") + (text.replace(assumed, "the same") if assumed else text))
     place = rows.index(best_rows[0]) if best_rows else 0
     yield from before_command
     yield plain(f"next: {rows[place]['command']}")
@@ -319,9 +319,7 @@ def _effects(explanation: "Explanation") -> Iterator[object]:
 LAYERS_HINT = "; launchers move whole layers: for these, repeat with --stage-layers N"
 
 
-def _remedy_text(
-    row: Mapping[str, Any], explanation: "Explanation", step: float | None = None
-) -> str:
+def _remedy_text(row: Mapping[str, Any], explanation: "Explanation") -> str:
     """Return the name of a remedy, its saving, and the memory that it needs."""
     is_same = abs(row["memory"] - 1) <= NEGLIGIBLE
     needs = "" if is_same else f" with {row['memory']:.3g} times the memory"
@@ -330,7 +328,7 @@ def _remedy_text(
         verb = "fits and saves"
     if row["saves"] < 0:
         verb = "fits and takes longer by"
-    saves = _with_share(abs(row["saves"]), explanation, step)
+    saves = _with_share(abs(row["saves"]), explanation)
     what = row["what"].removeprefix("combined: ").replace(": all", " so that all")
     name = what.replace(": ", " ").replace("; ", " + ")
     name = name.replace("order of", "a better order of").replace("over stages so", "moved so")

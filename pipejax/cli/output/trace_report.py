@@ -103,7 +103,7 @@ def trace_view(
         yield from _notes(analysis, *DOUBTS)
         return
     if finding is None:
-        yield plain(f"{seconds(step)} per step; {remedies.first_fault(advice, step)}")
+        yield plain(f"{seconds(step)} per step; {remedies.first_fault(advice)}")
     else:
         yield plain(_suspect_text(analysis, finding))
     yield from _notes(analysis, *BY_MARK)
@@ -126,15 +126,15 @@ def trace_view(
     yield from _equal_causes(analysis)
     yield from _other_suspects(analysis)
     if finding is not None and advice.bottleneck.seconds > 2 * finding.seconds:
-        yield plain(f"also, in the step at mean times: {remedies.first_fault(advice, step)}")
+        yield plain(f"also, in the step at mean times: {remedies.first_fault(advice)}")
     yield from _deal(analysis)
     yield from _budget(analysis.pipelines.trace.budgets)
     yield _mean_step(analysis, advice, step)
     min_saving = MIN_SAVING * advice.step_time
-    yield from _ruled_out(advice, step, explain_command, _has_late_hosts(analysis))
+    yield from _ruled_out(advice, explain_command, _has_late_hosts(analysis))
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
     yield from _other_links(analysis.replay)
-    yield from remedies.remedies_view(advice, advised, named, before_command, step, lead)
+    yield from remedies.remedies_view(advice, advised, named, before_command, lead)
     yield _heading(analysis, result)
     yield from _notes(analysis, *DOUBTS)
 
@@ -163,8 +163,9 @@ def _mean_step(
     texts = (f"{WORDS.get(part.name, part.name)} {percent(part.seconds / mean)}" for part in parts)
     is_shorter = step > (1 + MIN_SAVING) * mean
     has_means = len(runs) > 1 and not _has_late_hosts(analysis)
-    cause = "steps vary" if has_means else "ops start late"
-    why = f" (measured: {seconds(step)}, as {cause})" if is_shorter else ""
+    cause = "times of ops vary" if has_means else "ops start late"
+    basis = f"causes and savings are shares of {seconds(mean)}"
+    why = f" (measured: {seconds(step)}, as {cause}; {basis})" if is_shorter else ""
     lead = f"shares of a step of {seconds(mean)}, in which each op takes its {over}{why}"
     return plain(f"{lead}: {', '.join(texts)}")
 
@@ -186,15 +187,13 @@ def _other_links(replay: "pj.results.Replay") -> Iterator[object]:
 
 
 def _ruled_out(
-    advice: "pj.results.Explanation", step: float, explain_command: str, has_late_hosts: bool
+    advice: "pj.results.Explanation", explain_command: str, has_late_hosts: bool
 ) -> Iterator[object]:
-    """Yield a line if memory rules out a schedule; its share is of the measured step [s]."""
+    """Yield a line if memory rules out a schedule."""
     for fault in advice.faults:
         is_large = fault.seconds > MIN_SAVING * advice.step_time
         if fault.kind == "memory" and is_large and fault is not advice.bottleneck:
             text, _, limit = fault.why.partition(" (--memory-limit ")
-            modelled, measured = (100 * fault.seconds / time for time in (advice.step_time, step))
-            text = text.replace(f"{modelled:.3g} % of the step", f"{measured:.3g} % of the step")
             how = "a trace does not say how much memory is free"
             if limit and explain_command:
                 command = f"{explain_command} --memory-limit {limit.partition(' ')[0]}"
