@@ -529,3 +529,30 @@ def test_an_interleaved_run_is_asked_for_its_stages_not_for_replicas(
     assert "replicas" not in str(error.value)
     trace = read(tmp_path, **TWO)
     assert sorted(recorded(trace, trace.steps[0])) == sorted(planted(run))
+
+
+LABELS = {  # launcher: labels of forwards and backwards
+    "DeepSpeed": ("_exec_forward_pass", "_exec_backward_pass"),
+    "Megatron-LM": (f"{CORE}forward_step", f"{CORE}backward_step"),
+}
+
+
+@pytest.mark.parametrize("launcher", LABELS)
+def test_labels_of_a_launcher_put_its_remedies_first(launcher, tmp_path, answer_and_text):
+    """DeepSpeed has 1f1b alone, Megatron-LM also interleaved-1f1b."""
+    run = evaluated("interleaved-1f1b", 2, 4, stages_per_worker=2)
+    if launcher == "DeepSpeed":
+        run = evaluated("1f1b", 4, 4)
+    names = LABELS[launcher]
+    processes = run_processes(run, lambda worker, cell, step: names[cell[0].phase.name != "F"])
+    write_export(tmp_path / "node.sqlite", processes)
+    sizes = ["--steps", 1, "--stages-per-worker", run.table.stages_per_worker]
+    result, text = answer_and_text("trace", tmp_path, *sizes)
+    assert {name for row in result["remedies"] for name in row["launchers"]} <= {launcher}
+    assert "torchtitan" not in text
+    assert f"no option of {launcher} does it" in text
+    able = [row for row in result["remedies"] if row["launchers"]]
+    lines = [line for line in text.splitlines() if line.startswith("next: pipejax evaluate")]
+    assert lines == [f"next: {row['command']}" for row in able[:1]]
+    other = answer_and_text("trace", tmp_path, *sizes, "--launcher", "torchtitan")[0]
+    assert launcher not in {name for row in other["remedies"] for name in row["launchers"]}

@@ -76,6 +76,7 @@ class Trace:
       budgets: times of the device in each step of each rank, if the files have device work.
       marks: (step, marked time [s], time of the ops [s]) of each marked step.
       ranks: {(replica, worker): rank in the files}, if the files are of ranks.
+      launcher: launcher that labels ops so, as "DeepSpeed"; empty if labels are of several.
 
     Raises:
       ValueError: if arrays differ in length, a time is not finite, or a phase has no name.
@@ -98,6 +99,7 @@ class Trace:
     budgets: tuple[StepBudget, ...] = ()
     marks: tuple[tuple[int, float, float], ...] = ()
     ranks: Mapping[tuple[int, int], int] = dataclasses.field(default_factory=dict)
+    launcher: str = ""
 
     def __post_init__(self) -> None:
         """Check that columns have equal lengths, times are finite, and phases exist."""

@@ -18,7 +18,7 @@ from pipejax.cli.options.option import options, parse_layers, parse_pairs
 from pipejax.cli.options.scenario import command_line as command_of_scenario, scenario_options
 from pipejax.cli.output import trace_report
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, PAGE, SWEEPS, TABLES, Output, check_modules
-from pipejax.cli.output.remedies import remedies_json
+from pipejax.cli.output.remedies import REMEDY_OPTIONS, remedies_json
 from pipejax.cli.output.report import Answer, pick, plain, progress
 from pipejax.cli.output.tables import facts
 from pipejax.schedules.table.table_files import is_csv, text_for
@@ -99,12 +99,12 @@ def trace(
     before_command: list[object] = []
     if analysis.advice is not None and save.path is None:
         next_commands = (command_line("trace", written_but("save") | {"save": folder}),)
-        note = f"save the measured times in {folder}/, then evaluate the schedule below with them"
-        lines = f"to try a remedy: {note}", f"next: {next_commands[0]}"
-        before_command = [plain(line) for line in lines]
+        note = f"to try a remedy: save the measured times in {folder}/, then evaluate with them"
+        before_command = [plain(note), plain(f"next: {next_commands[0]}")]
     elif analysis.advice is not None:
         next_commands = _next_commands(saved, analysis)
-    more = written("stage_layers", "schedules", "launcher", "search")
+    more = {"launcher": measured.launcher} if measured.launcher else {}
+    more |= written(*REMEDY_OPTIONS)
     texts = before_command, step_commands, command_of_scenario(saved, "explain", **more)
     view = [*trace_report.trace_view(analysis, result, *texts)]
     if save.written is not None:

@@ -212,6 +212,8 @@ def remedies_view(
         yield plain((lead or "") + (text.replace(assumed, "the same") if assumed else text))
     place = rows.index(best_rows[0]) if best_rows else 0
     yield from before_command
+    if lead is not None and launcher and not rows[place]["launchers"]:
+        return  # no option of the launcher that ran the trace
     yield plain(f"next: {rows[place]['command']}")
     yield from launch_lines(_able_launches(explanation.remedies[place]), short=True)
 

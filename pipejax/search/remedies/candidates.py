@@ -253,7 +253,9 @@ def run_launches(scenario: Scenario, layers: Sequence[int]) -> tuple[Launch, ...
 def run_launch(scenario: Scenario, launcher: str, layers: Sequence[int] = ()) -> Launch:
     """Return the options of a launcher for a run; refuse a launcher without such options."""
     by_name = {launch.launcher: launch for launch in run_launches(scenario, layers)}
-    name = find_launcher(launcher).name
+    name, schedules = find_launcher(launcher).name, find_launcher(launcher).schedules
+    if name not in by_name and len(schedules) == 1:
+        return Launch(name, {}, ())  # no option changes its schedule
     if name not in by_name:
         names = ", ".join(by_name)
         reason = f"got {name}, whose options need a model's batch size: leave --launcher out"

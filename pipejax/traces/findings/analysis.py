@@ -512,7 +512,8 @@ def analyse(
       link: link model, or `Links`; default: the model that explains the pipelines best.
       stage_layers: (stages) layers of each stage; if set, remedies move whole layers.
       schedules: names of schedules to try; default: the registry.
-      launcher: launcher whose options make the first shelf of remedies; default: any.
+      launcher: launcher whose options make the first shelf of remedies; default: that of the
+        labels, or any.
       search: whether to run the solvers, too, which take some seconds.
       all_steps: whether means include odd steps, such as a warm-up step.
       on_progress: called with the number of finished parts, the number of parts, and a text.
@@ -563,7 +564,7 @@ def analyse(
                 scenario,
                 stage_layers=stage_layers,
                 schedules=schedules,
-                launcher=launcher,
+                launcher=launcher or trace.launcher or None,
                 search=search,
             )
             report(4, num_parts, PROGRESS_TEXTS[4])

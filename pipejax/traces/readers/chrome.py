@@ -1,5 +1,6 @@
 """Reader of Chrome traces, from PyTorch's profiler (a file per rank) and from our own exports."""
 
+import dataclasses
 import json
 import re
 from array import array
@@ -286,6 +287,7 @@ def read_chrome(paths: Sequence[Path], request: sources.Request) -> Trace:
             ranks = [drop_outer_ranges(rows, cells, request) for rows in ranks]
         files[k] = RankFile(path, ranks, zero)
     trace = join_ranks(files, cells, request, [*keys], notes)
+    trace = dataclasses.replace(trace, launcher=labels.label_launcher(by_label))
     seconds = (trace.end - trace.start)[trace.has_phase(OPS)]
     starts = [rows.start for file in files for rows in file.ranks if not rows.is_ours]
     if request.unit is None and len(seconds) and starts:

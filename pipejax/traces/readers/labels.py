@@ -98,6 +98,20 @@ def is_label(text: str) -> bool:
     return any(parse_label(text, framework) for framework in FRAMEWORKS)
 
 
+# {launcher: pattern of its labels}; other labels are of several launchers
+_LAUNCHERS = {
+    "DeepSpeed": re.compile(r"_exec_(?:forward|backward)_pass"),
+    "Megatron-LM": re.compile(r"(?:\w+\.)*(?:forward|backward)[_-](?:step|compute)"),
+}
+
+
+def label_launcher(labels: Iterable[str]) -> str:
+    """Return the launcher whose labels these are; "" if there is none."""
+    labels = [*labels]
+    names = (name for name, form in _LAUNCHERS.items() if any(map(form.fullmatch, labels)))
+    return next(names, "")
+
+
 # labels that mark a step; a mark without a number is numbered by its position in its rank
 STEP = re.compile(
     r"(?:ProfilerStep#|(?:train(?:ing)?[ _])?(?:iteration|iter|step)[ _:#=]*)(?P<number>\d{1,9})"

@@ -6,6 +6,7 @@ have no textId or globalPid, and empty texts where newer ones have NULL.
 
 import bisect
 import contextlib
+import dataclasses
 import itertools
 import json
 import re
@@ -24,6 +25,7 @@ from pipejax.traces.readers.labels import (
     STEP,
     Cell,
     is_label,
+    label_launcher,
     number_marks,
     parse_labels,
 )
@@ -104,7 +106,8 @@ def read_nsight(paths: Sequence[Path], request: Request) -> Trace:
             count = max(len(processes), 1) - len(ranks)
             request.left_out.append(LeftOut(f"process of {path}", why, count))
         files.append(RankFile(path, ranks, zero))
-    return join_ranks(files, [*cells.values()], request, [*keys], notes)
+    trace = join_ranks(files, [*cells.values()], request, [*keys], notes)
+    return dataclasses.replace(trace, launcher=label_launcher(cells))
 
 
 def _read_file(

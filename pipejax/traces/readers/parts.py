@@ -106,6 +106,7 @@ def join_traces(traces: Sequence[Trace], source: str) -> Trace:
         budgets=tuple(budget for trace in traces for budget in trace.budgets),
         marks=tuple(mark for trace in traces for mark in trace.marks),
         ranks={place: rank for trace in traces for place, rank in trace.ranks.items()},
+        launcher=max((trace.launcher for trace in traces), default=""),
     )
 
 
