@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import trace_truth as truth
 from daily import daily, read_cases, with_cases
+from test_trace_faults import Case, simulate
 
 import pipejax as pj
 
@@ -202,3 +203,34 @@ def test_a_slow_place_names_its_phase_if_only_one_is_slow(name, replicas, slow, 
     kind = "worker" if replicas > 1 else result.finding.kind
     assert result.finding.place.items() >= {kind: 2}.items()
     assert result.finding.why.partition(", as ")[2] == text.removeprefix(", as ")
+
+
+@with_cases(
+    "factors names",
+    ([{1: 1.3}, {2: 1.3}], ["1 of replica 0", "2 of replica 1"]),
+    ([{1: 1.3}, {2: 1.2}, {}], ["1 of replica 0", "2 of replica 1"]),
+    ([{1: 1.3}, {1: 1.3}, {}, {}], ["1 of replica 0", "1 of replica 1"]),
+)
+def test_machines_of_two_replicas_that_mask_each_other_are_named_together(factors, names):
+    """Replicas wait for the slowest: the repair of one machine leaves the other."""
+    table = pj.schedules.build("1f1b", num_workers=4, num_microbatches=8)
+    runs = []
+    for slow in factors:
+        times = np.array([slow.get(worker, 1.0) for worker in range(4)])
+        runs.append(pj.evaluate(table, pj.Costs(forward=times, backward=2 * times)))
+    trace = pj.traces.record_runs(runs * 4, replicas=len(runs))
+    analysis = pj.traces.analyse(trace, schedules=["zb-h1"])
+    finding, step = analysis.finding, max(run.makespan for run in runs)
+    assert (finding.kind, finding.name.split(" and ")) == ("worker", names)
+    assert finding.seconds == pytest.approx(step - 33.0)  # 8 (F + B), and 3 (F + B) at both ends
+    assert analysis.advice.step_time == pytest.approx(step)
+
+
+def test_a_machine_that_is_slow_in_all_replicas_has_all_its_ranks(tmp_path, call):
+    sizes = {"num_workers": 4, "num_microbatches": 8, "stages_per_worker": 2}
+    table = pj.schedules.build("interleaved-1f1b", **sizes)
+    case = Case(table, "chrome", 0.01, 2, "worker", {"worker": 1}, 1.4, 3)
+    truth.write(tmp_path, "chrome", simulate(case)[0], table, "nothing", 3)
+    _, text, _ = call("trace", str(tmp_path), "--schedules", "1f1b")
+    assert text.startswith("straggler: worker 1 (ranks 2, 3) takes ")
+    assert "fix: inspect or replace the machine of worker 1 (ranks 2, 3) " in text

@@ -133,7 +133,6 @@ def trace_view(
     min_saving = MIN_SAVING * advice.step_time
     yield from _ruled_out(advice, explain_command, _has_late_hosts(analysis))
     named = [row for row in named if row["saves"] > min_saving and row["shelf"] != "hardware"]
-    yield from _other_links(analysis.replay)
     yield from remedies.remedies_view(advice, advised, named, before_command, lead)
     yield _heading(analysis, result)
     yield from _notes(analysis, *DOUBTS)
@@ -173,17 +172,6 @@ def _mean_step(
 def _has_late_hosts(analysis: "pj.results.Analysis") -> bool:
     """Return whether hosts delay ops; the advice holds for the run without these delays."""
     return any(suspect.kind in ("host", "launch") for suspect in analysis.suspects)
-
-
-def _other_links(replay: "pj.results.Replay") -> Iterator[object]:
-    """Yield a line if links that wait for the receiver or the sender explain the run as well."""
-    others = [name for name in replay.equivalent_models if name not in ("delay", "queued")]
-    if others and replay.message_time > 0 and replay.links.model in ("delay", "queued"):
-        option = others[0].replace(" ", " --queues ", 1).replace(" posting ", " --posting ")
-        yield plain(
-            f"savings are those with link model {replay.links.model}; {others[0]} fits as well and "
-            f"may save less: repeat commands with --link {option}"
-        )
 
 
 def _ruled_out(
@@ -252,7 +240,7 @@ def _equal_causes(analysis: "pj.results.Analysis") -> Iterator[object]:
             "--replicas if labels lack them), or exchange two machines and record again"
         )
     elif places and "replica" not in finding.place:
-        yield plain(f"the stage is slow in all {len(trace.replicas)} replicas, so no machine is")
+        yield plain(f"the stage is slow in all {len(trace.replicas)} replicas, so no rank alone is")
     elif places and places["stage"] not in slow_stages:
         yield plain(f"stage {places['stage']} is not slow in all replicas, so the machine is")
     if not trace.budgets and not (finding.kind == "stage" and is_replica):
@@ -344,8 +332,13 @@ def _heading(analysis: "pj.results.Analysis", result: Mapping[str, Any]) -> str:
     orders = f", {result['orders']} orders" if result["orders"] > 1 else ""
     num_parts = len(analysis.left_out)
     left_out = f"; {_count(num_parts, 'part')} of the files left out" if num_parts else ""
-    error = analysis.replay.mean_error
+    replay, error = analysis.replay, analysis.replay.mean_error
     fit = "exactly as measured" if error < EXACT else f"{percent(error)} off on average"
+    # under these models, messages do not wait for the receiver
+    others = [name for name in replay.equivalent_models if name not in ("delay", "queued")]
+    if others and replay.message_time > 0 and replay.links.model in ("delay", "queued"):
+        fit += f" with link model {replay.links.model}; with {others[0]}, which fits as well, "
+        fit += "remedies may save less"
     return (
         f"based on [bold]{escape(name)}[/], "
         f"{result['workers']} workers, {result['stages']} stages, "

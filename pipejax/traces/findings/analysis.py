@@ -191,15 +191,15 @@ def trace_scenario(
     replayed: Replay, outliers: Sequence[Suspect], layers: Sequence[int] | None
 ) -> tuple[Replay, Scenario]:
     """Return the replay without slow machines and hosts, and the scenario with slow machines."""
-    # The table is the most frequent one, at mean times. A machine that is slow in one replica is
-    # slow in the scenario, as all replicas wait for it. The wait for a host is no time of an op, so
-    # remedies would not move it: the scenario has hosts that launch in time.
+    # The table is the most frequent one, at mean times. Machines that are slow in the slowest
+    # replica are slow in the scenario, as all replicas wait for it. Remedies do not move the wait
+    # for a host: the scenario has hosts that launch in time.
     machines = slow_machines(outliers, replayed.pipelines, layers)
     hosts = [row for row in outliers if row.kind == "host"]
-    stragglers: dict[int, float] = {}
-    for row in machines:
-        worker = row.place["worker"]
-        stragglers[worker] = max(stragglers.get(worker, 0.0), row.ratio or 1.0)
+    spans, replicas = replayed.pipelines.spans, [r.replica for r in replayed.pipelines.pipelines]
+    slowest = max({*replicas}, key=lambda k: float(spans[np.equal(replicas, k)].mean()))
+    rows = (row for row in machines if row.place.get("replica", slowest) == slowest)
+    stragglers = {row.place["worker"]: row.ratio or 1.0 for row in rows}
     usual = at_usual_speed(replayed, [*machines, *hosts])
     table, costs = replayed.pipelines.table, measured_costs(usual)
     match, edits = registered(table), (SlowWorkers(stragglers),) if stragglers else ()

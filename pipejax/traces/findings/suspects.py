@@ -42,6 +42,7 @@ RELATIVE_ERROR = 0.01  # smallest relative standard error of a time
 MEDIAN_ERROR = 1.2533  # standard error of a median over the standard error of a mean
 MAX_SHADOW = 1.25  # a place with at most this ratio of cost to a starved host is slow by the host
 MIN_RATE = 0.01  # least share of a worker's time that remains if its host launches in time
+MACHINES = ("worker", "host")  # kinds of suspects with a rank in the files
 MAX_LISTED = 10  # largest number of suspects of a kind
 GAP_ERROR = 0.1  # standard error of the time between two steps, over the median op
 MIN_MESSAGE_DELAY = 0.05  # smallest delay of messages on a suspect link, over the median op
@@ -51,6 +52,7 @@ PHASES = "forwards", "backwards", "input gradients", "weight gradients", "recomp
 WHY: Mapping[str, str] = load_json(Path(__file__).with_name("suspects.json"))
 
 Logs = Float[NumpyArray, " values"]
+Ranks = Mapping[tuple[int, int], int]  # {(replica, worker): rank in the files}
 Place = Mapping[str, int]  # such as {"worker": 2, "replica": 0}
 Cells = Bool[NumpyArray, "runs stages microbatches"]
 CellLogs = Float[NumpyArray, "runs stages microbatches"]  # logarithms of seconds
@@ -64,8 +66,8 @@ class Suspect(NamedTuple):
       kind: clock, replica, worker, stage, link (from a worker to another), microbatch or step;
         host, if the host of a worker launches late; launch, if an op starts late in most steps.
       name: number or name of the suspect.
-      seconds: time that a step would save if the suspect were as fast as the others [s]; for a
-        step, and a microbatch in one step, time that this step would save; for a clock, the lead.
+      seconds: time that a step would save if all that the name lists were as fast as others [s];
+        for a place in one step, time that this step would save; for a clock, the lead.
       ratio: time of the suspect over the median of the others; None for clocks and late starts.
       z: difference in standard errors.
       why: reason, in words.
@@ -131,8 +133,7 @@ def suspects(replayed: Replay, offsets: Sequence[Offset] = ()) -> Sequence[Suspe
         return weight * suspect.seconds / num_steps
 
     results.sort(key=cost_per_step, reverse=True)
-    ranks = pipelines.trace.ranks
-    results = [_with_rank(result, ranks) for result in _without_explained(results, usual)]
+    results = [*_with_ranks([*_without_explained(results, usual)], pipelines.trace.ranks)]
     return ResultList([*results, *list(_wrong_clocks(offsets))[:MAX_LISTED]])
 
 
@@ -201,15 +202,31 @@ def _suspect(kind: str, place: Place, ratio: float, z: float) -> Suspect:
     return Suspect(kind, name, seconds=0.0, ratio=ratio, z=z, why=why, place=place)
 
 
-def _with_rank(suspect: Suspect, ranks: Mapping[tuple[int, int], int]) -> Suspect:
-    """Add the rank in the files to a worker or host, if it differs from the worker's number."""
-    place = suspect.place
-    if suspect.kind not in ("worker", "host"):
-        return suspect
-    rank = ranks.get((place.get("replica", 0), place["worker"]), place["worker"])
-    if rank == place["worker"]:
-        return suspect
-    return suspect._replace(name=f"{suspect.name} (rank {rank})", place={**place, "rank": rank})
+def _with_ranks(suspects: Sequence[Suspect], ranks: Ranks) -> Iterator[Suspect]:
+    """Add their ranks in the files to workers and hosts, and the names of those that mask them."""
+    named = [(row, f"{row.name}{rank_text(ranks, row.place)}") for row in suspects]
+    for row, name in named:
+        # machines that mask each other have the same, joint cost
+        masked = [(other, text) for other, text in named if other.kind == row.kind and row.seconds]
+        joint = [text for other, text in masked if other.seconds == row.seconds]
+        names = dict.fromkeys([name, *(joint if _is_masked(row) else ())])
+        numbers = _rank_numbers(ranks, row.place)
+        rank = {"rank": numbers[0]} if len(numbers) == 1 and row.kind in MACHINES else {}
+        yield row._replace(name=" and ".join(names), place={**row.place, **rank})
+
+
+def _rank_numbers(ranks: Ranks, place: Place) -> list[int]:
+    """List the ranks of a worker in the files; empty if its number is its rank."""
+    place_key = (place.get("replica"), place.get("worker"))
+    numbers = [ranks[key] for key in sorted(ranks) if place_key in (key, (None, key[1]))]
+    return [] if numbers == [place.get("worker")] else numbers
+
+
+def rank_text(ranks: Ranks, place: Place) -> str:
+    """Return the ranks of a worker, as " (ranks 2, 3)"; "" if its number is its rank."""
+    numbers = _rank_numbers(ranks, place)
+    noun = "rank" if len(numbers) == 1 else "ranks"
+    return f" ({noun} {', '.join(map(str, numbers))})" if numbers else ""
 
 
 def _compare_others(values: Logs, errors: Logs | float) -> tuple[Logs, Logs, Logs]:
@@ -606,8 +623,8 @@ def _late_op(trace: Trace, ops: PipelineOps, step: int, excess: float) -> str:
         return ""
     row = ops.slices[position]
     worker = int(trace.worker[row])
-    rank = trace.ranks.get((int(trace.replica[row]), worker), worker)
-    where = f"worker {worker}" if rank == worker else f"worker {worker} (rank {rank})"
+    place = {"worker": worker, "replica": int(trace.replica[row])}
+    where = f"worker {worker}{rank_text(trace.ranks, place)}"
     delay = f"{delays[position]:.3g} s longer than usual"
     return f"; {op_name(trace, row)} on {where} took {delay}"
 
@@ -620,10 +637,15 @@ def odd_steps(pipelines: Pipelines) -> Mapping[int, Suspect]:
 
 def _with_costs(
     replayed: Replay, times: _MicrobatchTimes, suspects: Sequence[Suspect]
-) -> Iterator[Suspect]:
-    """Yield each suspect with its ratio and its cost, the time that a step saves without it [s]."""
-    # The job runs again, with ops or messages of the suspect as fast as those of its peers.
+) -> list[Suspect]:
+    """Return each suspect with its ratio and cost, the time that a step saves without it [s]."""
+    # The job runs again, with ops or messages of the suspect as fast as those of its peers. Slow
+    # machines of different replicas mask each other: if all together cost more, each has this cost.
     odd, jobs = [*odd_steps(replayed.pipelines)], job_steps(replayed)
+    results = list[Suspect]()
+    slow = [times.cells(suspect.place) for suspect in suspects if _is_masked(suspect)]
+    others = ~np.any(slow, axis=0) if slow else True  # cells of usual machines
+    joint_factors = {kind: np.ones(len(times.trace) + 1) for kind in MACHINES}
     for suspect in suspects:
         # the last entries are for nodes without a slice, or without a link
         factors, link_factors = np.ones(len(times.trace) + 1), np.ones(len(replayed.link_times) + 1)
@@ -631,7 +653,7 @@ def _with_costs(
         if suspect.kind == "link":
             link_factors[:-1] = _link_factors(replayed, suspect.place)
         else:
-            cells, ratio = _mean_ratio(suspect, times, odd)
+            cells, ratio = _mean_ratio(suspect, times, odd, others if _is_masked(suspect) else True)
             factors[:-1] = times.slice_factors(cells, ratio)
             extra_seconds = (1 - 1 / ratio) * float(np.exp(times.logs[cells]).sum())
             if suspect.kind == "microbatch" and times.are_stages_slow(cells):
@@ -641,11 +663,25 @@ def _with_costs(
         # a step without all replicas cannot be replayed, so the cost is the extra time of its ops
         saved = _savings(jobs, suspect.place, odd, factors, link_factors) or [extra_seconds]
         why = suspect.why.format(ratio, share=share) + phase
-        yield suspect._replace(seconds=float(np.mean(saved)), ratio=ratio, why=why)
+        results.append(suspect._replace(seconds=float(np.mean(saved)), ratio=ratio, why=why))
+        if _is_masked(suspect):
+            joint_factors[suspect.kind] *= factors
+    usual_links = np.ones(len(replayed.link_times) + 1)
+    for kind, factors in joint_factors.items() if slow else ():
+        rows = [row for row in results if row.kind == kind and _is_masked(row)]
+        seconds = float(np.mean(_savings(jobs, {}, odd, factors, usual_links) or [0.0]))
+        if seconds > MIN_RATIO * sum(row.seconds for row in rows):
+            results = [row._replace(seconds=seconds) if row in rows else row for row in results]
+    return results
+
+
+def _is_masked(suspect: Suspect) -> bool:
+    """Return whether a suspect is a machine or host of one replica, which others may mask."""
+    return suspect.kind in MACHINES and "replica" in suspect.place
 
 
 def _mean_ratio(
-    suspect: Suspect, times: _MicrobatchTimes, odd: Sequence[int]
+    suspect: Suspect, times: _MicrobatchTimes, odd: Sequence[int], others: Cells | bool
 ) -> tuple[Cells, float]:
     """Return the cells of a suspect, and the mean ratio of their times to those of its peers."""
     # Odd steps are slow as a whole. They count only if the suspect is a place in one step.
@@ -655,7 +691,7 @@ def _mean_ratio(
     ratio = suspect.ratio or 1.0
     if suspect.kind != "host":
         is_stage = suspect.place.keys() <= {"worker", "stage"}
-        ratio = times.ratio(cells, in_usual_step & ~cells, is_stage=is_stage) or ratio
+        ratio = times.ratio(cells, in_usual_step & ~cells & others, is_stage=is_stage) or ratio
     return cells, ratio
 
 

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pipejax.traces.readers.parts import phase_name
@@ -105,9 +105,8 @@ _LAUNCHERS = {
 }
 
 
-def label_launcher(labels: Iterable[str]) -> str:
+def label_launcher(labels: Mapping[str, Cell]) -> str:
     """Return the launcher whose labels these are; "" if there is none."""
-    labels = [*labels]
     names = (name for name, form in _LAUNCHERS.items() if any(map(form.fullmatch, labels)))
     return next(names, "")
 

@@ -488,7 +488,7 @@ def replay(pipelines: Pipelines, *, link: str | Links | None = None) -> Replay:
 def _has_long_messages(replayed: Replay) -> bool:
     """Return whether other schedules may send on a link before its last message has arrived."""
     ops = PipelineOps.select(replayed.pipelines.trace, replayed.pipelines.pipelines)
-    shortest_op = min(median(ops.seconds[ops.phase == phase]) for phase in np.unique(ops.phase))
+    shortest_op = min(median(kind.seconds) for _, kind in ops.by_kind())
     return bool(replayed.link_times.max(initial=0.0) > LONG_MESSAGE * shortest_op)
 
 
