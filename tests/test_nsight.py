@@ -264,9 +264,7 @@ SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 
 
 @with_cases(
-    "name jitter expected",
-    (SEND_RECV, 0.002, "clock of rank1.sqlite: 0.000 ms behind, corrected: 12 collectives"),
-    (GROUP, 4.0, "clocks of rank1.sqlite: as recorded, as no collective matches them"),
+    "name jitter expected", *read_cases("test_collectives_that_do_not_end_together_move_no_clock")
 )
 def test_collectives_that_do_not_end_together_move_no_clock(name, jitter, expected, tmp_path):
     run = evaluated("1f1b", 2, 6)

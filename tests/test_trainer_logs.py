@@ -356,12 +356,7 @@ METRICS = "{{'train_runtime': {}80000.0{}, 'train_steps_per_second': {}0.013{}}}
 
 
 @pytest.mark.parametrize("quote", ["", "'"])
-@with_cases(
-    "start seconds is_rounded",
-    (f"  {TOTAL}", 80.0, False),
-    (f"{TOTAL}Continuing training from global step 600\n", 200.0, False),
-    ("", 76.9231, True),
-)
+@with_cases("start seconds is_rounded", *read_cases("test_step_times_of_a_whole_run_are_exact"))
 def test_step_times_of_a_whole_run_are_exact(start, seconds, is_rounded, quote, tmp_path, answer):
     block = "***** train metrics *****\n  train_steps_per_second   =      0.013\n"
     text = start + METRICS.format(*4 * (quote,)) + "\n" + block
