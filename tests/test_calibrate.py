@@ -312,16 +312,7 @@ def test_a_number_of_the_system_comes_before_that_of_others(plain_a100):
 
 # links fitted to collectives and messages that were timed by themselves
 NCCL = DATA / "collectives" / "nccl_all_reduce_a100.csv"
-TRUE = {
-    "collectives.latency": 2.1e-5,
-    "collectives.simple_latency": 4e-5,
-    "collectives.low_latency_share": 0.9,
-    "collectives.copies": 1.7,
-    "node.efficiency": 0.71,
-    "node.latency": 3e-6,
-    "network.efficiency": 0.83,
-    "network.latency": 1.4e-5,
-}
+TRUE = read_cases("TRUE of test_calibrate")
 
 
 def measured(system, kinds=KINDS):

@@ -353,16 +353,7 @@ def test_batches_that_overflow_are_refused():
 
 
 PARTS, HALVES = (dict.fromkeys(("input_grad", "weight_grad"), time) for time in (1, 1.5))
-REPLACED = (  # given times, replaced ones, and the times that follow by hand
-    ({"forward": 1, "backward": 2}, {"backward": 4}, {"input_grad": 2, "weight_grad": 2}),
-    ({"forward": 1, "backward": 2}, {"backward": 0.5}, {"input_grad": 0.25}),
-    ({"forward": 1, "backward": 2}, {"weight_grad": 1.5}, {"backward": 2, "input_grad": 0.5}),
-    ({"forward": 1, **PARTS}, {"input_grad": 3, "weight_grad": 3}, {"backward": 6}),
-    ({"forward": 1, "backward": 1, "offload": 1}, {"offload": 5}, {"load": 5}),
-    ({"forward": 1, "backward": [2, 4]}, {"backward": [6, 8]}, {"input_grad": [3, 4]}),
-    # three given times stay as they are
-    ({"forward": 1, "backward": 2, **HALVES}, {"backward": 3}, HALVES),
-)
+REPLACED = read_cases("REPLACED of test_costs")
 
 
 @with_cases("door", lambda x: x, copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)))

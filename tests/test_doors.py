@@ -6,6 +6,7 @@ import sys
 import warnings
 
 import pytest
+from daily import read_cases
 
 import pipejax as pj
 from pipejax.base.checks import MismatchError, resolve_choice, resolve_name, unknown, wrong
@@ -77,15 +78,7 @@ def test_the_1f1b_of_pytorch_is_read_where_it_is_asked_for(tmp_path, size, reduc
 
 
 DUMP = torch_1f1b(4, 8, reduces=False)
-BROKEN = {
-    "another rank": [DUMP[-1], *DUMP[1:]],
-    "a backward less": [*DUMP[:-1], DUMP[-1][:-1]],
-    "another order": [*DUMP[:-1], [*DUMP[-1][:4], *DUMP[-1][6:8], *DUMP[-1][4:6], *DUMP[-1][8:]]],
-    "too few microbatches": torch_1f1b(4, 2, reduces=False),
-    "no op": [*DUMP[:-1], [*DUMP[-1], "hello"]],
-    "a pair before": [[*DUMP[0], "(0F9;0B8)OVERLAP_F_B"], *DUMP[1:]],
-    "a pair": [*DUMP[:-1], [*DUMP[-1], "(3F9;3B8)OVERLAP_F_B"]],
-}
+BROKEN = read_cases("BROKEN of test_doors")
 
 
 @pytest.mark.filterwarnings("ignore:.*nothing to repair")

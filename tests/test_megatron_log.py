@@ -266,16 +266,7 @@ def test_of_several_runs_in_a_log_the_last_counts(tmp_path):
 
 
 PATH, FIRST = "heterogeneous_layers_config_path", "decoder_first_pipeline_num_layers"
-WRONG = {
-    "tensor_model_parallel_size is not among": {"tensor_model_parallel_size": "left out"},
-    "micro_batch_size must be a whole number": {"micro_batch_size": "x"},
-    f"{PATH} x.json: no column holds it": {PATH: "x.json"},
-    "7 first and 0 last layers leave 25, which must divide over 3 workers": {FIRST: 7},
-    "bf16 and fp16 are False": {"bf16": False, "fp16": False},
-    "its 3 stages must be a multiple of 4 workers": {"pipeline_model_parallel_layout": "Et|t|tL"},
-    "the log lists no arguments such as `num_layers": {"num_layers": "left out"},
-    "accelerators must be a multiple of tensor x context x pipeline, 8, got 12": {"world_size": 12},
-}
+WRONG = read_cases("WRONG of test_megatron_log")
 
 
 @pytest.mark.parametrize("message", WRONG)

@@ -13,6 +13,7 @@ import threading
 import numpy as np
 import pytest
 import xarray as xr
+from daily import read_cases
 
 import pipejax as pj
 from pipejax.base.files import (
@@ -29,22 +30,7 @@ from pipejax.cli.output.files import DATASET, Output
 
 NO_TABLE = ["--schedule", "nonsense", "--workers", "2", "--microbatches", "3"]
 LATE = "--stage-times", "F=1,B=2"
-OUTPUTS = {  # commands with a mistake that is found as soon as any work begins
-    "show": (["show", *NO_TABLE], "--out", ".html"),
-    "export": (["export", *NO_TABLE, "--format", "json"], "--out", ".json"),
-    "order": (["tune", "messages", *NO_TABLE, *LATE], "--out", ".csv"),
-    "arrange": (["tune", "microbatches", *NO_TABLE, *LATE], "--out", ".json"),
-    "place": (["tune", "places", *NO_TABLE, *LATE], "--out", ".json"),
-    "optimize": (["optimize", *NO_TABLE, *LATE, "--memory-limit", "2"], "--out", ".csv"),
-    "partition": (["tune", "layers", *NO_TABLE], "--out", ".txt"),
-    "sensitivity": (["sensitivity", *NO_TABLE], "--figure", ".svg"),
-    "staleness": (["staleness", *NO_TABLE], "--figure", ".pdf"),
-    "jitter": (["jitter", "--schedules", *NO_TABLE[1:], *LATE], "--out", ".zarr"),
-    "calibrate": (["calibrate", "no.csv", "--system", "a100"], "--out", ".json"),
-    "calibrate links": (["calibrate", "--collectives", "no.csv", "-y", "a100"], "--out", ".json"),
-    "sweep": (["sweep", "run", "no.toml"], "--out", ".zarr"),
-    "validate": (["validate", "no.csv"], "--figure", ".png"),
-}
+OUTPUTS = read_cases("OUTPUTS of test_outputs")
 
 
 def loop(path):
@@ -323,16 +309,7 @@ with locked(pathlib.Path({str(tmp_path)!r}), wait=True):
 
 TIMES = ["--stage-times", "F=1,B=2"]
 SMALL = ["--schedule", "1f1b", "--workers", "2", "--microbatches", "3", *TIMES]
-WRITES = {
-    "export": (["export", *SMALL, "--format", "json"], "x.json", "replace"),
-    "order": (
-        ["tune", "messages", *SMALL, "--comm", "0.1", "--time-limit", "0.1"],
-        "x.csv",
-        "replace",
-    ),
-    "show": (["show", *SMALL], "x.html", "replace"),
-    "show svg": (["show", *SMALL], "x.svg", "savefig"),
-}
+WRITES = read_cases("WRITES of test_outputs")
 
 
 @pytest.mark.parametrize("command", WRITES)

@@ -204,18 +204,7 @@ def test_the_option(answer):
 
 ONE, SPLIT = "0F0,(0F1;0B0)OVERLAP_F_B,0B1", "0F0,(0F1;0I0)OVERLAP_F_B,0W0,0I1,0W1"
 TWO = "0F0,1F0,(0F1;1B0)OVERLAP_F_B,0B0,1F1,1B1,0B1"
-PAIR_TIMES = {  # rows, options and the makespan by hand
-    # 0F0 1, the pair 2.5, 0B1 2
-    "of a stage": (ONE, "--stage-times F=1,B=2,pair=2.5", 5.5),
-    # 0F0 1, the pair 1.5, then 0W0, 0I1 and 0W1 of 1 each; units may differ
-    "with a split backward": (SPLIT, "--stage-times F=1s,I=1,W=1,pair=1500ms", 5.5),
-    # two stages on the worker take half each: F 1, B 2, pair 2.5; 1 + 1 + 2.5 + 2 + 1 + 2 + 2
-    "of a worker": (TWO, "--worker-times F=2,B=4,pair=5", 11.5),
-    # measured in one stage, so that each of two takes half: as above
-    "of other stages": (TWO, "--stage-times F=2,B=4,pair=5 --measured-stages 1", 11.5),
-    # all that the slow worker does takes twice as long: 2 (1 + 2.5 + 2)
-    "on a slow worker": (ONE, "--stage-times F=1,B=2,pair=2.5 --stragglers 0=2", 11),
-}
+PAIR_TIMES = read_cases("PAIR_TIMES of test_overlap")
 
 
 @pytest.mark.parametrize("case", PAIR_TIMES)

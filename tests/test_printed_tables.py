@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from daily import with_cases
+from daily import read_cases, with_cases
 
 from pipejax.base.data_files import time_unit
 from pipejax.cli.options.line import command_line, config_text, written, written_but
@@ -21,15 +21,7 @@ from pipejax.cli.output.tables import Column, format_table, grid, rows_table
 ONE = ["-s", "1f1b", "-P", "4", "-M", "8"]
 TIMES = ["-T", "F=1,B=2"]
 WIDE = [*["compare", "-S", "gpipe,1f1b,chimera", "-P", "4", "-M", "4,8", "--comm", "0.1"], *TIMES]
-REPORTS = {
-    "evaluate": ["evaluate", *ONE, *TIMES, "--paths", "2"],
-    "compare": WIDE,
-    "order": ["tune", "messages", *ONE, *TIMES, "--comm", "0.5", "--iterations", "0"],
-    "staleness": [*["staleness", "-s", "pipedream", "-P", "4", "-M", "16"]],
-    "formula": ["formula", *ONE],
-    "schedules": ["schedules"],
-    "compare --diff": ["compare", "--diff", "-S", "1f1b,gpipe", "-P", "4", "-M", "8"],
-}
+REPORTS = read_cases("REPORTS of test_printed_tables")
 
 
 def letters(text):

@@ -9,22 +9,14 @@ import shutil
 import numpy as np
 import pytest
 import zarr
+from daily import read_cases
 
 import pipejax as pj
 from pipejax.base.printed import named
 from pipejax.base.ties import least_named
 from pipejax.sweep.results import SweepResults, distinct_best, distinct_front, knees, read_results
 
-GRID = {
-    "schedules": ["gpipe", "1f1b"],
-    "workers": 2,
-    "minibatch": 4,
-    "microbatch_size": [1, 2, 3],
-    "models": "tabular-128l",
-    "systems": ["fast_nw_slow_cp", "slow_nw_fast_cp"],
-    "system": {"memory": {"capacity_GB": [80, 4000]}},
-    "outputs": ["tokens_per_second"],
-}
+GRID = read_cases("GRID of test_results")
 
 
 @pytest.fixture(scope="module")

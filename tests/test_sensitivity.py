@@ -7,7 +7,7 @@ import shlex
 import jax
 import numpy as np
 import pytest
-from daily import daily
+from daily import daily, read_cases
 
 import pipejax as pj
 from pipejax.analysis.step import many_systems
@@ -22,16 +22,7 @@ from pipejax.engine.batched import interpreter
 STEP = 1e-5
 WIDE = {"tensor_parallel": 8, "wide_first": 1, "wide_last": 1}
 CHIMERA = "chimera on a slow network"
-CASES = {
-    "1f1b on h100": ("1f1b", {}, "gpt3-175b", "h100", {"tensor_parallel": 8}),
-    "interleaved, full recomputation": (
-        *("interleaved-1f1b", {"stages_per_worker": 2}, "llama3-70b", "a100"),
-        {"tensor_parallel": 4, "data_parallel": 2, "recompute": "full"},
-    ),
-    "wide layers": ("1f1b", {}, "llama3-8b", "h100", WIDE),
-    CHIMERA: ("chimera", {}, "gpt-22b", "slow_nw_mid_cp", {}),
-    "no vocabulary": ("gpipe", {}, "tabular-128l", "mid_nw_fast_cp", {}),
-}
+CASES = read_cases("CASES of test_sensitivity")
 
 
 PRICE = jax.jit(work_costs)

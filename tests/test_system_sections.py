@@ -19,15 +19,7 @@ EFFICIENCIES = {
 }
 FITTED = {"source": "somewhere", "rows": 720}
 LAUNCH = {"value": 50, "unit": "us", "standard_error": 2, "identified": True}
-ALL = {
-    "kernels": {"sharpness": 8, **EFFICIENCIES},
-    "host": {"launch_us": 50, "layer_us": 2, "collective_us": 60, "microbatch_ms": 0.3}
-    | {"step_ms": 1, "memory_bandwidth_GB_per_s": 76.8},
-    "optimizer": {"efficiency": 0.9},
-    "host_link": {"bandwidth_GB_per_s": 25, "latency_us": 10},
-    "price": {"accelerator_USD_per_hour": 3.6},
-    "calibration": FITTED | {"parameters": {"host.launch": LAUNCH}, "bands": {"90": [0.9, 1.2]}},
-}
+ALL = read_cases("ALL of test_system_sections")
 
 
 def read(tmp_path, **sections):

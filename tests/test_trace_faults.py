@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import trace_truth as truth
+from daily import read_cases
 
 import pipejax as pj
 
@@ -19,24 +20,7 @@ NOISE = (0.0, 0.01, 0.02)
 MACHINE = r"replace the machine of worker {worker}\b|layers away"
 # place, name in the first line, action, by kind of fault; files with a clock for each rank do not
 # tell the directions of a link apart
-KINDS = {
-    "worker": (("worker",), r"worker {worker}\b", MACHINE),
-    "stage": (("stage",), r"stage {stage}\b", r"layers away|replace the machine of worker"),
-    "link": (
-        ("source", "target"),
-        r"worker {source} to {target}\b|between workers {low} and {high}\b",
-        r"the link worker ({source} to {target}|{low} to {high} and back)\b",
-    ),
-    "microbatch": (("microbatch",), r"microbatch {microbatch}\b", r"pack or sort sequences"),
-    "machine": (("worker", "replica"), r"worker {worker} of replica {replica}\b", MACHINE),
-    "replica": (
-        ("replica",),
-        r"straggler: replica {replica}\b",
-        r"machines of replica {replica}\b",
-    ),
-    "step": (("step",), r"odd step: step {step} took", r"what ran in or before step {step}\b"),
-    "late step": (("step",), r"odd step: step {step} began", r"in or before step {step}\b"),
-}
+KINDS = read_cases("KINDS of test_trace_faults")
 
 
 class Case(NamedTuple):
