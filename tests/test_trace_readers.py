@@ -157,28 +157,45 @@ def test_units_are_stated_by_names_or_by_plausible_times(head, factor, begin, tm
 
 
 NUMBERED = ("{0}{phase}{1}", "PP:{0}{phase}{1}", "{word} mb={1} stage={0}", "{word}_s{0}_mb{1}")
+LABELLED = [*itertools.product(NUMBERED, ("1f1b", "interleaved-1f1b")), (NUMBERED[0], "dualpipe-v")]
+
+
+def write_labels(path, form, slices, replicas, head="rank,name,ts_us,dur_us"):
+    """Write a row for each cell; ranks count through the replicas of each worker."""
+    by_cell = {}
+    for s in slices:
+        by_cell.setdefault((s.step, s.worker * replicas + s.replica, s.cell), []).append(s)
+    rows = [head]
+    for (_, rank, _), ops in by_cell.items():
+        words = [{"phase": s.phase, "word": WORDS.get(s.phase)} for s in ops]
+        names = [form.format(s.stage, s.microbatch, **w) for s, w in zip(ops, words, strict=True)]
+        name = names[0] if len(names) == 1 else f"({';'.join(names)})OVERLAP_F_B"
+        seconds = ops[0].end - ops[0].start
+        rows.append(f"{rank},{name},{1e6 * ops[0].start:.3f},{1e6 * seconds:.3f}")
+    rows.append(f"0,optimizer,{1e6 * slices[-1].end:.3f},10")
+    path.write_text("\n".join(rows))
+    return path
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-@with_cases("form name", *itertools.product(NUMBERED, ("1f1b", "interleaved-1f1b")))
+@with_cases("form name", *LABELLED)
 def test_labels_in_a_column_of_names_state_stages_and_microbatches(form, name, replicas, tmp_path):
-    """Ranks count through the replicas of each worker, and no column says which is whose."""
+    """Both ops of a fused pair are in one row, and no column says which replica a rank is of."""
     table = pj.schedules.build(name, num_workers=4, num_microbatches=8)
     slices, _ = truth.recorded(table, 3, "nothing", steps=2, replicas=replicas, message=0.0)
-    ops = [s for s in slices if s.phase in "FB"]
-    lines = ["rank,name,ts_us,dur_us"]
-    for s in ops:
-        label = form.format(s.stage, s.microbatch, phase=s.phase, word=WORDS[s.phase])
-        rank = s.worker * replicas + s.replica
-        lines.append(f"{rank},{label},{1e6 * s.start:.3f},{1e6 * (s.end - s.start):.3f}")
-    lines.append(f"0,optimizer,{1e6 * slices[-1].end:.3f},10")
-    (tmp_path / "run.csv").write_text("\n".join(lines))
-    trace = read(tmp_path / "run.csv")
-    keys = zip(*(getattr(trace, name).tolist() for name in INTEGERS), strict=True)
+    ops = [s for s in slices if s.microbatch >= 0 and not s.phase.startswith(("SEND", "RECV"))]
+    path = write_labels(tmp_path / "run.csv", form, ops, replicas)
+    trace = read(path)
+    keys = zip(*(getattr(trace, role).tolist() for role in INTEGERS), strict=True)
     rows = sorted((*key[:4], trace.phases[key[4]], key[5]) for key in keys if key[5] >= 0)
     assert rows == sorted(
         (s.step, s.replica, s.worker, s.stage, s.phase, s.microbatch) for s in ops
     )
+    seconds = (trace.end - trace.start)[trace.microbatch >= 0]
+    assert sorted(seconds) == pytest.approx(sorted(s.end - s.start for s in ops), abs=2e-9)
+    path.write_text(path.read_text().replace("ts_us,dur_us", "ts,dur"))  # 10 ms, or 10 s in ms
+    with pytest.raises(ValueError, match="must state the unit of times: ops take"):
+        read(path)
 
 
 def test_columns_of_stage_and_microbatch_tell_replicas_apart_by_their_ops(tmp_path):

@@ -18,7 +18,7 @@ from pipejax.base.checks import MAX_COUNT, MAX_LISTED, resolve_name, wrong
 from pipejax.base.data_files import decimal_points
 from pipejax.traces.readers.chrome import read_events
 from pipejax.traces.readers.finish import Places, finish_trace, place_ranks
-from pipejax.traces.readers.labels import LabelOp, parse_labels
+from pipejax.traces.readers.labels import Cell, LabelOp, parse_labels
 from pipejax.traces.readers.parts import (
     FILE_NAMES,
     Columns,
@@ -65,23 +65,25 @@ def read_columns(paths: Sequence[Path], request: Request) -> Trace:
     phase_names = {column_names[op]: op for op in OPS if op in column_names}
     for role in column_names:
         resolve_name(role, (*NAMES, UNIT, *OPS), "columns")
-    batches: list[Columns] = []
     notes: list[str] = []
+    batches_by_file: list[list[Columns]] = []
+    unstated_by_file: list[set[str]] = []
     for number, path in enumerate(paths):
-        file_batches: list[Columns] = []
-        unstated: set[str] = set()
+        batches_by_file.append([])
+        unstated_by_file.append(set())
         try:
-            for batch in _read_batches(path, request, unstated):
-                file_batches.append(batch | {"file": np.full(len(batch["start"]), number)})
+            for batch in _read_batches(path, request, unstated_by_file[-1]):
+                rows = {"file": np.full(len(batch["start"]), number)}
+                batches_by_file[-1].append(batch | rows)
         except (ValueError, OSError) as error:
             request.left_out.append(LeftOut(str(path), str(error)))
+    batches_by_file = _split_labels(batches_by_file, phase_names)
+    for path, file_batches, unstated in zip(paths, batches_by_file, unstated_by_file, strict=True):
         notes += _set_unit(path, file_batches, unstated, phase_names)
         _set_end(path, file_batches, unstated, request)
-        batches += file_batches
+    batches = [*itertools.chain.from_iterable(batches_by_file)]
     if not batches:
         return empty_trace(request.left_out)
-    if not any("microbatch" in batch for batch in batches):
-        _split_labels(batches, phase_names)
     rows, phases = _join_batches(batches, phase_names)
     _check_one_run(rows, rows.pop("file"), paths)
     if "stage" in rows:
@@ -111,19 +113,35 @@ def _finish(rows: Columns, phases: Sequence[str], request: Request, notes: list[
     return place_ranks(ranks.astype(int).tolist(), parts, world, replicas, build)
 
 
-def _split_labels(batches: Sequence[Columns], phase_names: Mapping[str, str]) -> None:
-    """Replace labels such as "fwd mb=3 stage=1" by phases, in place, and add their numbers."""
+def _split_labels(
+    batches_by_file: list[list[Columns]], phase_names: Mapping[str, str]
+) -> list[list[Columns]]:
+    """Replace labels such as "fwd mb=3 stage=1" by phases, and add columns of their numbers."""
+    batches = [*itertools.chain.from_iterable(batches_by_file)]
     names = {name for batch in batches for name in np.unique(batch["phase"]).tolist()}
     cells = parse_labels(names - phase_names.keys())
-    ops = {label: cell[0] for label, cell in cells.items() if len(cell) == 1}
-    if not ops or any(op.microbatch == NONE for op in ops.values() if op.phase in OPS):
-        return
-    for batch in batches:
-        labels, code = np.unique(batch["phase"], return_inverse=True)
-        row_ops = [ops.get(label) or LabelOp(label) for label in labels.tolist()]
-        for role, numbers in zip(LabelOp._fields, zip(*row_ops, strict=True), strict=True):
+    ops = [op for cell in cells.values() for op in cell if op.phase in OPS]
+    has_numbers = ops and all(op.microbatch != NONE for op in ops)
+    if not has_numbers or any("microbatch" in batch for batch in batches):
+        return batches_by_file
+    return [
+        [part for batch in file for part in _label_ops(batch, cells)] for file in batches_by_file
+    ]
+
+
+def _label_ops(batch: Columns, cells: Mapping[str, Cell]) -> Iterator[Columns]:
+    """Yield the rows of a batch with the first op of each label, then with the second of pairs."""
+    labels, code = np.unique(batch["phase"], return_inverse=True)
+    row_cells = [cells.get(label, (LabelOp(label),)) for label in labels.tolist()]
+    for position in (0, -1):  # both ops of a fused pair have the times of its row
+        has_op = np.array([position == 0 or len(cell) > 1 for cell in row_cells])[code]
+        part = {role: values[has_op] for role, values in batch.items()}
+        columns = zip(*(cell[position] for cell in row_cells), strict=True)
+        for role, numbers in zip(LabelOp._fields, columns, strict=True):
             if role == "phase" or (role not in batch and max(numbers) >= 0):
-                batch[role] = np.array(numbers)[code]
+                part[role] = np.array(numbers)[code[has_op]]
+        if has_op.any():
+            yield part
 
 
 def _join_batches(
