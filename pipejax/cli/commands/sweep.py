@@ -123,9 +123,10 @@ def _run_answer(
 
 MAX_ROWS, FIRST_ROWS = 50, 5  # rows of a table, and on the first screen
 AXES = "step_time,memory_bytes"
+WORK_AXES = ("minibatch", "data_parallel", "model")  # on which the tokens of a step may depend
 OTHER_WORK = (
-    "these steps differ in their minibatches: add tokens_per_second to the outputs of the sweep to "
-    "rank points by it"
+    "these steps differ in their work: add tokens_per_second to the outputs of the sweep to rank "
+    "points by it"
 )
 
 
@@ -197,7 +198,8 @@ def sweep_show(
     answers = {"best": _rows(results, first), **front_json, **more_answers, **nearest}
     result = _as_json(dataset, results, selected, rank, answers)
     _add_points(view, details, results, first, fronts, (rank, int(candidates.sum())), sides)
-    if by is None and rank != TOKENS and len(results.axes.get("minibatch", ())) > 1:
+    has_other_work = any(len(results.axes.get(name, ())) > 1 for name in WORK_AXES)
+    if by is None and TOKENS not in results.measures and has_other_work:
         view.append(OTHER_WORK)
     view = [*problem, *view, *_counts(result, results.counts(), is_filtered=bool(where))]
     reasons = [f"illegal, {n:,} points: {text}" for text, n in result["reasons"].items()]
