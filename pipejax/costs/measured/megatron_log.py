@@ -424,8 +424,8 @@ def read_log(path: str | Path) -> MegatronLog | TrainerLog:
     arguments: dict[str, str] = {}
     times: list[TimedLine] = []
     vocabulary, memory, may_have_arguments, skipped = 0, 0.0, True, 0
-    lines = read_log_lines(path)
-    for line in lines:
+    setting_lines: list[str] = []
+    for line in read_log_lines(path):
         if "-- arguments --" in line:  # a run begins
             skipped += len(times)
             arguments, times, vocabulary, memory, may_have_arguments = {}, [], 0, 0.0, True
@@ -435,12 +435,15 @@ def read_log(path: str | Path) -> MegatronLog | TrainerLog:
             may_have_arguments = False
             batch, seconds = int(iteration.get("batch", 0)), iteration["seconds"]
             times.append(TimedLine(batch, seconds, iteration.get("step", math.nan)))
+            if len(times) > 1:
+                continue  # all lines of iterations are alike, and there may be many
         elif padded := _VOCABULARY.search(line):
             vocabulary = int(padded[1])
         elif line_memory := _line_memory(line):
             memory = max(memory, line_memory)
         elif may_have_arguments and (argument := _ARGUMENT.search(line)):
             arguments.setdefault(argument[1].split()[0], argument[2])
+        setting_lines.append(line)
     if "num_layers" not in arguments:
         return TrainerLog.read(path)._replace(memory_bytes=memory or math.nan)
     experts = arguments.get("num_experts", "")
@@ -448,7 +451,7 @@ def read_log(path: str | Path) -> MegatronLog | TrainerLog:
         arguments["num_experts"] = "None"
     elif counts := re.fullmatch(r"\[(\d+)(?:, \1)*\]", experts):  # equal in all layers: [8, 8]
         arguments["num_experts"] = counts[1]
-    _, notes = find_settings(path, "\n".join(lines))
+    _, notes = find_settings(path, "\n".join(setting_lines))
     memory = memory or math.nan
     return MegatronLog(Path(path), arguments, times, vocabulary, memory, skipped, notes)
 

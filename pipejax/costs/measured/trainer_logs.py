@@ -238,8 +238,8 @@ class TrainerLog(NamedTuple):
         """Read a log with the first reader in `TRAINERS` that recognizes an iteration in it."""
         lines = read_log_lines(path)
         for trainer in TRAINERS:
-            iterations = [quantities for line in lines if (quantities := trainer.read(line))]
-            if iterations:
+            quantities = [trainer.read(line) for line in lines]
+            if iterations := [line for line in quantities if line]:
                 break
         else:
             names = ", ".join(dict.fromkeys(trainer.name for trainer in TRAINERS))
@@ -248,7 +248,13 @@ class TrainerLog(NamedTuple):
                 f"{path}: it must be a log of {names}: arguments as `num_layers ..... 48` or lines "
                 f"of iterations, got {first!r}"
             )
-        text, marks = "\n".join(lines), {**_DATA["facts"], **trainer.facts}
+        # all lines of iterations are alike, and there may be many: the first one is enough
+        text = "\n".join(
+            line
+            for line, read in zip(lines, quantities, strict=True)
+            if not read or read is iterations[0]
+        )
+        marks = {**_DATA["facts"], **trainer.facts}
         sizes = {name: trainer.find_numbers(mark, text) for name, mark in marks.items()}
         # some programs print the time of the whole run, perhaps repeated in a block of metrics
         runs = {line["runtime"] for line in iterations if "runtime" in line}
