@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pipejax.base.progress.Notice")
 COLUMNS = "tensor=2,pipeline=2,accelerators=8,microbatch_size=1,recompute=full"
 BATCH = ",global_batch=16"
 LOGS = read_cases("lines of logs")
-TITAN, ENGINE, TIMER, NEMO, NANOTRON, MAXTEXT, FACE, BARE = (text for text, *_ in LOGS.values())
+TITAN, ENGINE, TIMER, NEMO, NANOTRON, MAXTEXT, FACE, BARE, *_ = (text for text, *_ in LOGS.values())
 HALF = "0.5 samples/sec: 64"  # 32 sequences
 IN_TOKENS = NANOTRON.replace("elapsed_time", "time").replace("1.02K", "4.19M")
 STEPS = "completed step: {}, seconds: {}"  # one is cut after its step
@@ -450,6 +450,18 @@ def test_uneven_counts_of_sequences_give_no_batch(counts, tmp_path, answer):
     assert read_log(tmp_path / "a.log", lines, COLUMNS + BATCH, answer)[:3] == (4.0, 16, 3)
     with pytest.raises(AssertionError, match="does not have global_batch"):
         read_log(tmp_path / "b.log", lines, COLUMNS, answer)
+
+
+@with_cases("sequences is_read", (16, True), (32, False), (1, False), (15, False))
+def test_tokens_of_a_step_are_those_that_the_log_counts(sequences, is_read, tmp_path, answer):
+    form = "step={0},tgs (tokens/gpu/second)=2048.0,num_consumed_tokens={1}"
+    lines = "\n".join(form.format(k, 16 * 8192 * k) for k in (3, 4, 6))
+    arguments = tmp_path / "a.log", lines, f"{COLUMNS},global_batch={sequences}", answer
+    if is_read:
+        assert read_log(*arguments)[:2] == (8.0, 16)
+    else:
+        with pytest.raises(AssertionError, match=rf"131,072 tokens a step: .*{sequences} x 8192"):
+            read_log(*arguments)
 
 
 # 1.02K stands for 1,015 to 1,025

@@ -33,7 +33,7 @@ MAX_BIAS = 0.02  # largest shift of a mean by odd steps, relative to the median
 MIN_STEPS = 5  # least number of steps on each side of a lasting change
 MAX_PARAMETER_ERROR = 0.01  # largest relative difference of a log's and a model's parameters
 _REQUIRED = ("tensor", "pipeline", "accelerators", "microbatch_size", "recompute")
-_CHECKS = ("parameters", "accumulation")  # numbers of a log that no column has
+_CHECKS = ("parameters", "accumulation", "tokens")  # numbers of a log that no column has
 
 
 class Trainer(NamedTuple):
@@ -52,7 +52,7 @@ class Trainer(NamedTuple):
         """Read the named quantities of a log line; empty if it reports no iteration."""
         matches = {name: re.search(mark + _NUMBER, line) for name, mark in self.marks.items()}
         texts = {name: match[1] for name, match in matches.items() if match}
-        if not texts.keys() - {"batch", "step", "runtime", "consumed"}:
+        if not texts.keys() - {"batch", "step", "runtime", "consumed", "consumed tokens"}:
             return {}
         quantities = {
             name: self._read_number(text, _WHOLE if name == "tokens" else _READABLE)
@@ -211,11 +211,11 @@ def check_columns(
             raise ValueError(f"{path}: the log has {name} itself: leave it out of --columns{value}")
 
 
-def _steady_batches(iterations: Sequence[Mapping[str, float]]) -> set[float]:
-    """Return the number of sequences of a step, from their running count; empty if steps differ."""
-    counts = [line for line in iterations if {"step", "consumed"} <= line.keys()]
+def _steady_growth(iterations: Sequence[Mapping[str, float]], count: str) -> set[float]:
+    """Return by how much a running count grows in a step; empty if steps differ."""
+    counts = [line for line in iterations if {"step", count} <= line.keys()]
     sizes = {
-        (later["consumed"] - line["consumed"]) / (later["step"] - line["step"])
+        (later[count] - line[count]) / (later["step"] - line["step"])
         for line, later in itertools.pairwise(counts)
         if later["step"] > line["step"]
     }
@@ -264,9 +264,11 @@ class TrainerLog(NamedTuple):
                 why = f"it holds {len(values)} runs, such as {listed}: give the log of one run"
                 raise ValueError(f"{path}: {why}")
         if not any("batch" in line for line in iterations):
-            sizes = {"global_batch": _steady_batches(iterations), **sizes}
+            sizes = {"global_batch": _steady_growth(iterations, "consumed"), **sizes}
+        sizes["tokens"] = _steady_growth(iterations, "consumed tokens")
         for line in iterations:
             line.pop("consumed", None)
+            line.pop("consumed tokens", None)
         facts = {name: f"{min(values):.17g}" for name, values in sizes.items() if values}
         if runs:
             iterations = [line for line in iterations if "runtime" in line]
@@ -304,7 +306,8 @@ class TrainerLog(NamedTuple):
         if num_cut := len(self.iterations) - len(lines):
             why = "lines with fewer numbers than the others are left out"
             notes.append(f"{self.path}: {why}: {num_cut}")
-        if "steps" in quantities and (error := 0.0005 * rows[-1]["seconds"]) > 0.01:
+        is_from_rate = "steps" in quantities and self.trainer.steps_of_run
+        if is_from_rate and (error := 0.0005 * rows[-1]["seconds"]) > 0.01:
             notes.append(
                 f"{self.path}: train_steps_per_second is rounded: seconds may be off by "
                 f"{100 * error:.2g} %; exact times need a line `{self.trainer.steps_of_run} ..`"
@@ -359,6 +362,10 @@ class TrainerLog(NamedTuple):
         accelerators = read_cell(whole(), columns["accelerators"], "accelerators")
         sequence = read_cell(whole(), columns.get("sequence", str(model.sequence)), "sequence")
         run_batch = read_cell(whole(0), columns.get("global_batch", "0"), "global_batch")
+        tokens = float(self.facts.get("tokens", run_batch * sequence))
+        if tokens != run_batch * sequence:
+            why = f"global_batch x sequence must be as many, got {run_batch} x {sequence}"
+            raise ValueError(f"{self.path}: the log counts {tokens:,.0f} tokens a step: {why}")
         if not run_batch and "samples" in lines[-1]:  # each line rounds the batch differently
             sizes = [line["seconds"] * line["samples"] for line in lines]
             finite_sizes = [size for size in sizes if math.isfinite(size)]  # NaN: 0 s at rate inf
