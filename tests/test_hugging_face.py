@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
+from daily import read_cases
 
 import pipejax as pj
 from pipejax.costs.measured.megatron_log import MegatronLog
@@ -151,6 +153,8 @@ COUNTED = {
     # a tied embedding; two of four norms of a layer, 2 x 42 x 3584, are left out
     "gemma-2-9b": (CONFIGS["gemma-2-9b"], *[9241705984 - 2 * 42 * 3584] * 2),
 }
+for _name, (_products, _published) in read_cases("parameters of configs").items():
+    COUNTED[_name] = (CONFIGS[_name], sum(map(math.prod, _products)), _published)
 
 
 @pytest.mark.parametrize("name", COUNTED)
