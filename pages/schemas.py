@@ -1,8 +1,8 @@
-"""JSON Schemas of answers: `python -m pages.schemas FOLDER` writes pipejax/cli/schemas/.
+"""JSON Schemas of answers: `python -m pages.schemas [FOLDER]` writes pipejax/cli/schemas/.
 
 FOLDER holds schemas of the answers that tests have asked for (`make schemas`), in files of
 {command: schema}. They are joined with those that are there: a version only adds keys.
-What keys mean is written by hand, in schema_keys.toml.
+Outputs of a run state their meaning in `OUTPUTS`, all other keys in schema_keys.toml.
 """
 
 import json
@@ -13,6 +13,7 @@ from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
+from pipejax.analysis.step.outputs import MEASURES, OUTPUTS, RUN_OUTPUTS, STEP_OUTPUTS
 from pipejax.cli.app import COMMANDS, summary
 from pipejax.cli.options.assertions import FOLDER
 
@@ -25,8 +26,27 @@ Names = tuple[str, ...]  # keys from the command down; "*" in a map
 
 @cache
 def vocabulary() -> dict[str, Any]:
-    """Return what is written by hand: meanings, and which objects are maps."""
-    return tomllib.loads(KEYS.read_text())
+    """Return meanings of keys, and which objects are maps."""
+    listed = tomllib.loads(KEYS.read_text())
+    outputs = {k: [o.unit, o.meaning] for k, o in OUTPUTS.items() if not o.resources}
+    if doubles := outputs.keys() & listed["keys"].keys():
+        raise ValueError(f"{KEYS.name} repeats outputs: {', '.join(sorted(doubles))}")
+    return listed | {"keys": listed["keys"] | outputs}
+
+
+def add_outputs(schemas: Mapping[str, Any]) -> None:
+    """Add the keys of all outputs to the schemas of the commands that have outputs."""
+    best, front = (schemas["sweep show"]["properties"][key]["items"] for key in ("best", "pareto"))
+    rows = schemas["compare"]["properties"]["rows"]["items"]
+    columns = [name for name, output in RUN_OUTPUTS.items() if output.column]
+    for schema, names in (
+        (schemas["evaluate"], (*RUN_OUTPUTS, *STEP_OUTPUTS)),
+        (rows, (*columns, *STEP_OUTPUTS)),
+        (best, MEASURES),
+        (front, MEASURES),
+    ):
+        for name in names:
+            schema["properties"].setdefault(name, {"type": ["number"]})
 
 
 def is_listed(kind: str, names: Names) -> bool:
@@ -151,6 +171,7 @@ def write_schemas(answers: Iterable[Mapping[str, Any]]) -> None:
     for schemas in answers:
         for command, schema in schemas.items():
             joined[command] = union(joined[command], schema) if command in joined else schema
+    add_outputs(joined)
     broken = [
         f"{command}: {promise}"
         for command, schema in earlier.items()
@@ -189,6 +210,7 @@ def schema_path(command: str) -> Path:
 
 
 if __name__ == "__main__":
-    if not (files := sorted(Path(sys.argv[1]).glob("*.json"))):
+    files = [path for folder in sys.argv[1:] for path in sorted(Path(folder).glob("*.json"))]
+    if sys.argv[1:] and not files:
         sys.exit(f"{sys.argv[1]} has no answers: run tests with PIPEJAX_ANSWERS={sys.argv[1]}")
     write_schemas(json.loads(path.read_text()) for path in files)

@@ -1,8 +1,10 @@
 """Schemas of `--json`: every answer keeps its own, a changed key is named, units reach `--assert`."""
 
+import copy
 import json
 import re
 import shlex
+import tomllib
 
 import host_runs
 import jsonschema
@@ -15,6 +17,7 @@ import pipejax as pj
 from pages.schemas import (
     KEYS,
     VERSION,
+    add_outputs,
     described,
     lookups,
     promises,
@@ -80,6 +83,13 @@ def test_a_schema_written_again_is_the_same(command):
     assert json.dumps(again) == json.dumps({key: schema[key] for key in again})  # order, too
 
 
+def test_the_schemas_have_all_outputs():
+    schemas = {command: undescribed(read_schema(command)) for command in COMMANDS}
+    before = copy.deepcopy(schemas)
+    add_outputs(schemas)
+    assert schemas == before, "run python -m pages.schemas"
+
+
 @pytest.mark.parametrize(("old", "new"), [("makespan", "duration"), ("busy", "busy_seconds")])
 def test_a_renamed_key_is_named(answer, old, new):
     result = answer(*RUN)
@@ -128,7 +138,8 @@ def test_every_meaning_is_of_a_key_that_is_there():
 
 def test_units_are_those_of_the_documentation():
     header = KEYS.read_text().partition("\n\n")[0]
-    units = {entry[0] for entry in vocabulary()["keys"].values() if isinstance(entry, list)}
+    keys = tomllib.loads(KEYS.read_text())["keys"]
+    units = {entry[0] for entry in keys.values() if isinstance(entry, list)}
     words = [rf"(?<![\w/]){re.escape(unit)}(?![\w/])" for unit in units if unit]
     assert all(re.search(word, header) for word in words)
 

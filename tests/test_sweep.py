@@ -26,7 +26,6 @@ from pipejax.base.files import DRAFT, locked
 from pipejax.cli.app import run
 from pipejax.sweep import STATUS, read_sweep, run_sweep
 from pipejax.sweep.declaration import read_system_axes
-from pipejax.sweep.outputs import OUTPUTS, SweepOutput
 from pipejax.sweep.results import read_results
 from pipejax.sweep.store import SAME, get_block, num_blocks, open_store
 
@@ -183,14 +182,25 @@ def test_what_is_wrong_and_not_illegal_ends_the_sweep_and_names_the_point(tmp_pa
         run_sweep(read_sweep(grid), tmp_path / "broken.zarr")
 
 
-def test_an_output_may_use_numbers_of_the_systems(monkeypatch, tmp_path):
-    cost = SweepOutput("USD", "price of a step", lambda runs: runs.systems.price * runs.step_time)
-    monkeypatch.setitem(OUTPUTS, "cost", cost)
-    prices = [1.0, 2.0]
-    system = {"price": {"accelerator_USD_per_hour": [3600 * price for price in prices]}}
-    grid = {**GRID, "workers": 2, "microbatch_size": 1, "system": system, "outputs": ["cost"]}
-    data = run_sweep(read_sweep(grid), tmp_path / "run.nc").squeeze()
-    np.testing.assert_allclose(data.cost, data.step_time * np.array(prices))
+def test_outputs_of_a_step_are_those_of_a_report(tmp_path):
+    prices = [1.0, 2.0]  # [USD/s]
+    workload = pj.Workload(pj.load_model("gpt-22b"), 8, tensor_parallel=2)
+    table, system = build("gpipe", 2, 8), pj.load_system("h100")
+    result = pj.evaluate(table, pj.stage_costs(workload, system, table))
+    systems = [dataclasses.replace(system, price=price) for price in prices]
+    reports = [pj.step_report(result, workload, priced) for priced in systems]
+    names = [*reports[0].outputs]
+    grid = {"schedules": "gpipe", "workers": 2, "minibatch": 8, "microbatches": 8}
+    grid |= {"models": "gpt-22b", "systems": "h100", "tensor_parallel": 2, "outputs": names}
+    changes = {"price": {"accelerator_USD_per_hour": [3600 * price for price in prices]}}
+    data = run_sweep(read_sweep({**grid, "system": changes}), tmp_path / "run.nc").squeeze()
+    for name in names:
+        expected = [report.outputs[name] for report in reports]
+        np.testing.assert_allclose(data[name], expected, rtol=1e-12)
+    # 4 accelerators: 2 workers of 2
+    np.testing.assert_allclose(data.cost_per_step, 4 * data.step_time * np.array(prices))
+    with pytest.raises(ValueError, match="cost_per_step needs price, which a system lacks"):
+        run_sweep(read_sweep(grid), tmp_path / "no.nc")
 
 
 def test_float32_is_close(tmp_path):

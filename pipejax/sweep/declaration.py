@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax import schedules
+from pipejax.analysis.step.outputs import SWEPT
 from pipejax.base.checks import MAX_COUNT, check_fits, check_types, unknown, whole_number
 from pipejax.base.data_files import load_toml, to_si
 from pipejax.base.display import short_repr, with_short_repr
@@ -46,7 +47,6 @@ from pipejax.costs.topology import parse_places
 from pipejax.schedules.naming import is_folder
 from pipejax.schedules.table.links import LINK_OPTIONS, Links
 from pipejax.schedules.table.table import ScheduleTable
-from pipejax.sweep.outputs import OUTPUTS
 
 DTYPES = ("float64", "float32")
 SCALES = ("linear", "log")
@@ -184,7 +184,7 @@ def read_sweep(declaration: Mapping[str, Any] | str | Path) -> Sweep:
         title=title,
         shape_axes=tuple(axis for name, axis in axes.items() if name != "system"),
         system_axes=(axes["system"], per_node, *fields.values()),
-        outputs=tuple(name for name in OUTPUTS if name in outputs),
+        outputs=tuple(name for name in SWEPT if name in outputs),
         dtype=dtype,
     )
 
@@ -402,7 +402,7 @@ def _workload_axes() -> dict[str, FileField]:
 def _outputs(value: Any, where: str) -> tuple[str, ...]:
     if value == []:
         return ()
-    return read_axis("outputs", value, where, choice(OUTPUTS).read).values
+    return read_axis("outputs", value, where, choice(SWEPT).read).values
 
 
 # The schedule axis: names with options, tables, and folders of tables
@@ -533,6 +533,6 @@ FILE: Mapping[str, FileField] = {
     "title": FileField(TEXT, ""),
     **{key: field._replace(kind=several(field.kind)) for key, field in AXES.items()},
     "system": FileField(section(_SYSTEM_FIELDS), {}),
-    "outputs": FileField(FieldKind(_outputs, {"items": {"enum": [*OUTPUTS]}}), ("bubble_ratio",)),
+    "outputs": FileField(FieldKind(_outputs, {"items": {"enum": [*SWEPT]}}), ("bubble_ratio",)),
     "dtype": FileField(choice(DTYPES), "float64"),
 }

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xarray as xr
 
+from pipejax.analysis.step.outputs import MEASURES, MORE_IS_BETTER, TOKENS
 from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import match_name, resolve_name, unknown, wrong
 from pipejax.base.conditions import EQUAL, compare, share_number, si_number, split_condition
 from pipejax.base.files import ATTRIBUTES, is_dataset
 from pipejax.base.printed import PRINTED, cell, display_scale
 from pipejax.base.ties import TIE, least_named, pareto_front
-from pipejax.sweep.outputs import MEASURES, MORE_IS_BETTER, TOKENS
 from pipejax.sweep.store import CHECKSUM, FEASIBLE, ILLEGAL, NO_RESOURCE, OUT_OF_MEMORY, STATUS
 
 if TYPE_CHECKING:

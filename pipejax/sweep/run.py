@@ -18,6 +18,7 @@ import xarray as xr
 
 from pipejax.analysis.runs.evaluate import op_counts
 from pipejax.analysis.step.many_systems import PricedSystems, Slowed, price_systems, resource_shares
+from pipejax.analysis.step.outputs import SWEPT, compute, step_numbers
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.files import provenance
@@ -43,7 +44,6 @@ from pipejax.schedules.cells.ops import TIMED, ScheduleError
 from pipejax.schedules.table.links import LINK_OPTIONS, Links
 from pipejax.schedules.table.table import ScheduleTable, check_usual
 from pipejax.sweep.declaration import Axis, Sweep, built, label, read_sweep
-from pipejax.sweep.outputs import OUTPUTS, SystemRuns
 from pipejax.sweep.store import (
     FEASIBLE,
     ILLEGAL,
@@ -276,18 +276,21 @@ def _run_program(
     program = by_microbatch(program) if job.slowed.differ else program
     size = _num_systems(priced.systems)
     share: NumpyArray = np.zeros((0, 0))
-    if any(OUTPUTS[name].needs_paths for name in sweep.outputs):
+    if any("share" in SWEPT[name].values for name in sweep.outputs):
         steps, shares = resource_shares(program, priced, slowed=job.slowed)
         times, share = np.asarray(steps), np.asarray(shares)
     else:
         times = np.asarray(makespans(program, priced.costs, batch_size=size, unroll=False))
-    workload = job.workload
-    tokens = workload.minibatch * workload.data_parallel * workload.model.sequence
-    workers = job.table.num_workers
-    gpus = workers * workload.accelerators_per_worker * workload.data_parallel
     busy = _mean_busy_time(priced.costs, program)
-    runs = SystemRuns(times, busy, tokens, gpus, share, priced.systems)
-    return {"step_time": times} | {name: OUTPUTS[name].values(runs) for name in sweep.outputs}
+    results = {"step_time": times, "busy": busy, "share": share}
+    numbers = step_numbers(priced.systems, job.workload, job.table, **results)
+    outputs = {"step_time": times}
+    for name in sweep.outputs:
+        try:
+            outputs[name] = compute(SWEPT[name].values, numbers)
+        except NameError as error:
+            raise ValueError(f"output {name} needs {error.name}, which a system lacks") from None
+    return outputs
 
 
 def _mean_busy_time(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:

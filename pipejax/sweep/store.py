@@ -20,6 +20,7 @@ import numpy as np
 import xarray as xr
 import zarr
 
+from pipejax.analysis.step.outputs import SWEPT, StepOutput
 from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.files import (
@@ -35,7 +36,6 @@ from pipejax.base.files import (
     refuse_existing,
 )
 from pipejax.sweep.declaration import Sweep, label
-from pipejax.sweep.outputs import OUTPUTS, SweepOutput
 
 STATUS = ("not evaluated", "feasible", "out of memory", "illegal")
 FEASIBLE, OUT_OF_MEMORY, ILLEGAL = 1, 2, 3
@@ -90,20 +90,20 @@ def sweep_variables(sweep: Sweep) -> Mapping[str, Variable]:
         ),
         "reason": Variable("str", "", "1", "why the point is illegal", False),
     }
-    outputs = {name: _output_variable(OUTPUTS[name], sweep.dtype) for name in sweep.outputs}
+    outputs = {name: _output_variable(SWEPT[name], sweep.dtype) for name in sweep.outputs}
     return variables | outputs
 
 
-def _output_variable(output: SweepOutput, dtype: str) -> Variable:
+def _output_variable(output: StepOutput, dtype: str) -> Variable:
     """Return the variable of the dataset that holds an output."""
     return Variable(
         dtype=output.dtype or dtype,
-        fill=NO_RESOURCE if output.is_resource else np.nan,
+        fill=NO_RESOURCE if output.resources == "index" else np.nan,
         unit=output.unit,
         meaning=output.meaning,
         per_system=True,
-        extra=(("resource", RESOURCES),) if output.per_resource else (),
-        flags=RESOURCES if output.is_resource else (),
+        extra=(("resource", RESOURCES),) if output.resources == "dimension" else (),
+        flags=RESOURCES if output.resources == "index" else (),
     )
 
 

@@ -1,4 +1,4 @@
-"""Parts of the time of a training step, and its MFU, tokens, price and bands."""
+"""Parts of the time of a training step, with its other outputs and bands."""
 
 import dataclasses
 import itertools
@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipejax.analysis.runs.evaluate import Evaluation, busy_times
+from pipejax.analysis.step.outputs import step_outputs
 from pipejax.base.checks import check_types
 from pipejax.base.data_files import load_json
 from pipejax.base.display import short_repr
 from pipejax.costs.costs import Costs, with_leaves
-from pipejax.costs.layers.formulas import model_flop
 from pipejax.costs.model.launchers import launches
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.scaling import ScaledFields
 from pipejax.costs.stage.stage_costs import PARTS, stage_parts
 from pipejax.costs.stage.stage_work import memory_bytes
-from pipejax.costs.system.system import Number, System
+from pipejax.costs.system.system import System
 from pipejax.engine.lowering.program import HostRun, Program, run_on_host
 from pipejax.engine.pricing import cost_vector, lower_and_price
 from pipejax.schedules.cells.ops import COMPUTING, INPUT_GRADS, Phase
@@ -217,6 +217,8 @@ class StepReport:
       bands: {percent: bounds of the step time [s]} from the system's calibration.
       cost_per_step: price of a step [USD]; None if the system has no price.
       cost_per_token: price of a token [USD]; None if the system has no price.
+      outputs: {name: value} of these and all other outputs of a step; `pipejax schema evaluate`
+        lists names and units.
     """
 
     step_time: float
@@ -229,6 +231,7 @@ class StepReport:
     bands: Mapping[str, tuple[float, float]]
     cost_per_step: float | None
     cost_per_token: float | None
+    outputs: dict[str, float]
 
 
 def step_report(evaluation: Evaluation, workload: Workload, system: System) -> StepReport:
@@ -259,30 +262,21 @@ def step_report(evaluation: Evaluation, workload: Workload, system: System) -> S
     """
     check_types(evaluation=(evaluation, Evaluation), workload=(workload, Workload))
     check_types(system=(system, System))
-    step, sequences = evaluation.step_time, workload.minibatch * workload.data_parallel
-    accelerators = workload.accelerators_per_worker * workload.data_parallel * evaluation.workers
-    tokens = sequences * float(workload.model.sequence)
-    flop = model_flop(workload.model, sequences, workload.layout(evaluation.table))
-    if evaluation.table.grammar.forward_only:  # a forward has a third of the products of a step
-        flop = model_flop(workload.model, sequences) / 3
-    price = float(system.price) * accelerators * step if float(system.price) > 0 else None
+    per_replica = workload.accelerators_per_worker * evaluation.workers
+    outputs = step_outputs(evaluation, workload, system)
     return StepReport(
-        step_time=step,
+        step_time=evaluation.step_time,
         breakdown=breakdown(evaluation, workload, system),
-        accelerators=accelerators,
+        accelerators=per_replica * workload.data_parallel,
         precision=workload.precision,
-        mfu=float(mfu(flop, step, accelerators, system.peak(workload.precision))),
-        flops_per_accelerator=float(flop) / (step * accelerators),
-        tokens_per_second=tokens / step,
-        bands=bands(system, step),
-        cost_per_step=price,
-        cost_per_token=None if price is None else price / tokens,
+        mfu=outputs["mfu"],
+        flops_per_accelerator=outputs["flops_per_accelerator"],
+        tokens_per_second=outputs["tokens_per_second"],
+        bands=bands(system, evaluation.step_time),
+        cost_per_step=outputs.get("cost_per_step"),
+        cost_per_token=outputs.get("cost_per_token"),
+        outputs=outputs,
     )
-
-
-def mfu(flop: Number, step_time: Number, accelerators: Number, peak: Number) -> Number:
-    """Return model FLOP utilization: model FLOP per second over the accelerators' peak."""
-    return flop / (step_time * accelerators * peak)
 
 
 def bands(system: System, step_time: float) -> dict[str, tuple[float, float]]:

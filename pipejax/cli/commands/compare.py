@@ -9,6 +9,7 @@ import numpy as np
 from rich.markup import escape
 
 import pipejax as pj
+from pipejax.analysis.step.outputs import OUTPUTS, RUN_OUTPUTS, run_outputs
 from pipejax.base.checks import MismatchError
 from pipejax.base.ties import TIE
 from pipejax.cli.options.option import options, parse_counts
@@ -22,7 +23,7 @@ from pipejax.cli.options.tables import (
     with_labels,
 )
 from pipejax.cli.output.files import DRAWING, NO_OUTPUT, Output
-from pipejax.cli.output.numbers import digits, gigabytes, percent, seconds
+from pipejax.cli.output.numbers import digits, gigabytes, percent, quantity, seconds
 from pipejax.cli.output.plans import layout_json
 from pipejax.cli.output.report import Answer, has_details, has_lines, pick, plain, progress
 from pipejax.cli.output.runs import step_json
@@ -117,6 +118,9 @@ def _row(
         raise ValueError(f"{name}, M = {count}: {error}") from error
     scenarios.append(scenario)
     row = comparison._asdict()
+    if any(output.column for output in RUN_OUTPUTS.values()):
+        outputs = run_outputs(scenario.evaluate())
+        row |= {name: value for name, value in outputs.items() if OUTPUTS[name].column}
     workload, system = scenario.workload, scenario.system
     if workload is not None and system is not None:
         row |= step_json(scenario.evaluate(), workload, system)
@@ -153,8 +157,12 @@ def _view(rows: list[Row], best: Best, link: str, scenario: "pj.Scenario") -> It
         Column("bubble: run" if has_details() else "bubble", "bubble_ratio", percent),
         Column("peak activations of a worker [microbatches]", "peak_microbatches", "{:.3g}".format),
     ]
+    columns += [
+        Column(output.column, name, partial(quantity, unit=output.unit))
+        for name, output in OUTPUTS.items()
+        if output.column and any(name in row for row in rows)
+    ]
     if scenario.workload is not None:
-        columns.append(Column("MFU", "mfu", percent))
         columns.append(Column("memory [GB]", lambda row: _gigabytes(row, "[red]")))
     if not has_lines():
         columns.append(Column("fits", "fits", lambda fits: "yes" if fits else "no"))

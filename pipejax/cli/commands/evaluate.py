@@ -10,6 +10,7 @@ import numpy as np
 from rich.markup import escape
 
 import pipejax as pj
+from pipejax.analysis.step.outputs import OUTPUTS, run_outputs
 from pipejax.base.progress import Notice
 from pipejax.base.ties import TIE
 from pipejax.cli.options import line
@@ -238,9 +239,9 @@ def _details(
 ) -> dict[str, list[object]]:
     """Return {title: tables} for workers, totals, measured runs and parts of the step."""
     rows = [
-        ("idle over busy time", percent(result["bubble_overhead"])),
-        ("longest time from first to last op of a worker", seconds(result["max_span"])),
-        ("idle in that time", percent(result["span_bubble_ratio"])),
+        (output.row, quantity(result[name], output.unit))
+        for name, output in OUTPUTS.items()
+        if output.row and name in result
     ]
     if bands := result.get("step_time_band"):
         ranges = (f"{seconds(a)} to {seconds(b)} ({share} %)" for share, (a, b) in bands.items())
@@ -248,9 +249,6 @@ def _details(
     if "memory_room" in result and scenario.system is not None:
         whole = f"{float(scenario.system.memory_capacity) / 2**30:.3g} GiB"
         rows.append(("free memory", f"{gigabytes(result['memory_room'])}: {whole}, less a reserve"))
-    if "cost_per_step" in result:
-        by_token = f"{digits(1e6 * result['cost_per_token'])} USD per million tokens"
-        rows.append(("price", f"{digits(result['cost_per_step'])} USD per step, {by_token}"))
     details: dict[str, list[object]] = {
         "workers": [_worker_table(evaluation, result, scenario, held)],
         "totals": [facts(rows)],
@@ -343,8 +341,8 @@ def summary(
     result |= {name: value for name, value in links.changed().items() if name in in_json}
     if links.eager_below:
         result["eager_messages"] = int(evaluation.program.messages.eager.sum())
-    times = "makespan bubble_ratio bubble_overhead max_span span_bubble_ratio busy"
-    result |= pick(evaluation, f"{times} peak_in_flight bound_by")
+    result |= pick(evaluation, "makespan") | run_outputs(evaluation)
+    result |= pick(evaluation, "busy peak_in_flight bound_by")
     if lanes := pj.analysis.lane_times(evaluation):
         result["lanes"] = [pick(lane, "lane busy exposed") for lane in lanes]
     if "UNSHARD" in evaluation.table.grammar.lanes:

@@ -152,8 +152,8 @@ def sweep_show(
     Points that differ only by rounding share a row, which names the axes that do not matter there.
     """
     check_modules(f"{dataset}: datasets need", SWEEPS, "sweeps")
+    from pipejax.analysis.step.outputs import TOKENS
     from pipejax.sweep import results as stores
-    from pipejax.sweep.outputs import TOKENS
 
     results = stores.read_results(dataset)
     sides = _pair(axes, results.numbers(), "--axes", AXES)
@@ -466,8 +466,8 @@ def draw_front(
     figure: Output,
 ) -> None:
     """Draw points by their two objectives and by schedule, with a ring around the best."""
+    from pipejax.analysis.step.outputs import MORE_IS_BETTER
     from pipejax.plots.fronts import Shown, draw_results
-    from pipejax.sweep.outputs import MORE_IS_BETTER
 
     groups = {"points": candidates}
     if "schedule" in results.axes:

@@ -32,7 +32,11 @@ def gigabytes(value: float) -> str:
     return f"{digits(value / 1e9)} GB"
 
 
-UNITS = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e12, "TFLOP/s")}
+UNITS = {
+    "B/s": (1e9, "GB/s"),
+    "FLOP/s": (1e12, "TFLOP/s"),
+    "USD/token": (1e-6, "USD per million tokens"),
+}
 
 
 def quantity(value: float, unit: str) -> str:

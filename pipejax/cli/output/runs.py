@@ -10,16 +10,15 @@ import pipejax as pj
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.cli.options.memory import HeldMemory
 from pipejax.cli.output.numbers import seconds
+from pipejax.cli.output.report import pick
 from pipejax.cli.output.tables import Column, TextTable, grid, rows_table
 
 
 def step_json(run: "pj.Evaluation", workload: "pj.Workload", system: "pj.System") -> dict[str, Any]:
     """Return a step for `--json`."""
     report = pj.step_report(run, workload, system)
-    fields = {name: value for name, value in vars(report).items() if name != "bands"}
-    if report.bands:
-        fields["step_time_band"] = report.bands
-    return {name: value for name, value in fields.items() if value is not None}
+    fields = pick(report, "step_time breakdown accelerators precision") | report.outputs
+    return fields | ({"step_time_band": report.bands} if report.bands else {})
 
 
 def memory_json(

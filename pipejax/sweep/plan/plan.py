@@ -10,7 +10,7 @@ import numpy as np
 
 from pipejax.analysis.scenario import Scenario
 from pipejax.analysis.step.evidence import Evidence, Regime, are_tied, find_evidence, operand_bits
-from pipejax.analysis.step.step_report import bands, mfu
+from pipejax.analysis.step.step_report import bands
 from pipejax.base.array_types import Bool, Int, NumpyArray
 from pipejax.base.checks import MAX_COUNT, as_tuple, check_types, whole_number, wrong
 from pipejax.base.files import is_dataset, refuse_existing
@@ -307,7 +307,7 @@ def _describe_layout(
         step_time=step,
         band=None if percent is None else step_bands[percent],
         band_percent=None if percent is None else float(percent),
-        mfu=float(mfu(flop, step, request.gpus, peak)),
+        mfu=float(flop / (step * request.gpus * peak)),
         tokens_per_second=request.minibatch * float(request.model.sequence) / step,
         memory_bytes=memory_bytes,
         memory_left=request.usable_memory - memory_bytes,
