@@ -16,6 +16,7 @@ from pipejax.costs.model.model import model_names
 from pipejax.costs.model.stack import stack_names
 from pipejax.costs.system.system import system_names
 from pipejax.schedules import names
+from pipejax.schedules.table.links import LINK_OPTIONS
 
 ARGUMENTS = {"init": USED_BY, "tune": SETTINGS}  # words beside options, by command
 
@@ -25,6 +26,7 @@ def completion_script(shell: str, functions: Mapping[str, Callable[..., Any]]) -
     shell_name: Any = resolve_choice(shell, ("bash", "zsh", "fish"), "--completion SHELL")
     values_by_kind = {"schedules": names(), "models": model_names()}
     values_by_kind |= {"systems": system_names(), "stacks": stack_names()}
+    values_by_kind |= {name: option.names for name, option in LINK_OPTIONS.items()}
     program = App(name="pipejax", help_flags=(), version_flags=("--version",))
     for command, function in functions.items():
         first, _, second = command.partition(" ")  # "sweep run" is a command of two words
