@@ -18,7 +18,7 @@ import xarray as xr
 
 from pipejax.analysis.runs.evaluate import op_counts
 from pipejax.analysis.step.many_systems import PricedSystems, Slowed, price_systems, resource_shares
-from pipejax.analysis.step.outputs import SWEPT, compute, step_numbers
+from pipejax.analysis.step.outputs import SWEPT, swept_outputs
 from pipejax.base.array_types import Float, NumpyArray
 from pipejax.base.checks import MismatchError, check_types
 from pipejax.base.files import provenance
@@ -275,22 +275,19 @@ def _run_program(
     """Return {output: array (systems, ...)} for one program, including step times [s]."""
     program = by_microbatch(program) if job.slowed.differ else program
     size = _num_systems(priced.systems)
-    share: NumpyArray = np.zeros((0, 0))
-    if any("share" in SWEPT[name].values for name in sweep.outputs):
+    share: NumpyArray | None = None
+    if any(SWEPT[name].resources for name in sweep.outputs):
         steps, shares = resource_shares(program, priced, slowed=job.slowed)
         times, share = np.asarray(steps), np.asarray(shares)
     else:
         times = np.asarray(makespans(program, priced.costs, batch_size=size, unroll=False))
     busy = _mean_busy_time(priced.costs, program)
-    results = {"step_time": times, "busy": busy, "share": share}
-    numbers = step_numbers(priced.systems, job.workload, job.table, **results)
-    outputs = {"step_time": times}
-    for name in sweep.outputs:
-        try:
-            outputs[name] = compute(SWEPT[name].values, numbers)
-        except NameError as error:
-            raise ValueError(f"output {name} needs {error.name}, which a system lacks") from None
-    return outputs
+    subject = priced.systems, job.workload, job.table
+    outputs = swept_outputs(sweep.outputs, *subject, times, busy, share)
+    if missing := [name for name in sweep.outputs if name not in outputs]:
+        needs = SWEPT[missing[0]].needs
+        raise ValueError(f"output {missing[0]} needs {needs}, which a system lacks")
+    return {"step_time": times, **outputs}
 
 
 def _mean_busy_time(costs: Costs, program: Program) -> Float[NumpyArray, " batch"]:
