@@ -12,7 +12,7 @@ import zarr
 from daily import read_cases
 
 import pipejax as pj
-from pipejax.base.printed import named
+from pipejax.base.printed import four_digits, named
 from pipejax.base.ties import least_named
 from pipejax.sweep.results import SweepResults, distinct_best, distinct_front, knees, read_results
 
@@ -289,6 +289,11 @@ def test_rows_that_print_alike_are_one():
     rows = distinct_best(result, ones, "step_time", 3)
     assert [row.same for row in rows] == [{"workers": [1, 2]}, {}]
     assert [row.same for row in distinct_best(result, ones, "workers", 3)] == [{}, {}, {}]
+
+
+def test_numbers_have_four_digits_or_all_before_the_point():
+    numbers = 0.123456, 9999.4, 9999.6, 31906.7, 2.5e9
+    assert [*map(four_digits, numbers)] == ["0.1235", "9999", "10000", "31907", "2.5e+09"]
 
 
 def test_what_equals_a_point_of_the_front_is_named():

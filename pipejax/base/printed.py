@@ -11,9 +11,10 @@ IN_TABLES: dict[str, tuple[float, str]] = {
     "B": (1e9, "GB"),
     "FLOP/s": (1e12, "TFLOP/s"),
     "s": (1e-6, "us"),
+    "USD/token": (1e-6, "USD per million tokens"),
 }
-PRINTED = "{:.4g}"  # format of axes, and of measures that FORMS does not name
-FORMS = {"step_time": "{:.5g}", "memory_bytes": "{:.2f}", "bubble_ratio": "{:.2f}"}
+PERCENTAGES = ("bubble_ratio", "mfu")
+FORMS = {"step_time": "{:.5g}", "memory_bytes": "{:.2f}", **dict.fromkeys(PERCENTAGES, "{:.2f}")}
 
 
 def words(name: str) -> str:
@@ -26,7 +27,7 @@ Scale = tuple[float, str]
 
 def display_scale(units: Mapping[str, str], name: str, values: Sequence[Any]) -> Scale:
     """Return (divisor, unit) for printing values [SI unit] of an axis or a measure."""
-    if name == "bubble_ratio":
+    if name in PERCENTAGES:
         return 0.01, "%"
     unit = units.get(name, "")
     if name == "step_time":
@@ -43,7 +44,13 @@ def cell(name: str, value: Any, scale: Scale) -> str:
     """Write one value of an axis or a measure in the unit of a scale (divisor, unit)."""
     if not isinstance(value, float):
         return str(value)
-    return FORMS.get(name, PRINTED).format(value / scale[0])
+    number = value / scale[0]
+    return FORMS[name].format(number) if name in FORMS else four_digits(number)
+
+
+def four_digits(number: float) -> str:
+    """Write four significant digits, and all digits before the point of a large number."""
+    return f"{number:.0f}" if 9999.5 <= abs(number) < 1e9 else f"{number:.4g}"
 
 
 def span(name: str, values: list[Any], scale: Scale, count: int) -> str:

@@ -18,7 +18,7 @@ from pipejax.base.array_types import Bool, Float, Int, NumpyArray
 from pipejax.base.checks import match_name, resolve_name, unknown, wrong
 from pipejax.base.conditions import EQUAL, compare, share_number, si_number, split_condition
 from pipejax.base.files import ATTRIBUTES, is_dataset
-from pipejax.base.printed import PRINTED, cell, display_scale
+from pipejax.base.printed import cell, display_scale, four_digits
 from pipejax.base.ties import TIE, least_named, pareto_front
 from pipejax.sweep.store import CHECKSUM, FEASIBLE, ILLEGAL, NO_RESOURCE, OUT_OF_MEMORY, STATUS
 
@@ -178,7 +178,7 @@ def _compare(
         raise ValueError(f"where {condition}: expected a number, got {text!r}") from None
     equal = np.isclose(values, number, rtol=EQUAL, atol=0.0)  # conversion of units rounds
     if printed and values.dtype.kind == "f" and not equal.any():
-        printed_values = [float(PRINTED.format(value)) for value in values]
+        printed_values = [float(four_digits(value)) for value in values]
         equal = np.isclose(printed_values, number, rtol=EQUAL, atol=0.0)
         if sign in ("=", "!=") and equal.sum() > 1:
             texts = ", ".join(f"{value!r}" for value in values[equal].tolist())
