@@ -17,6 +17,7 @@ from pipejax.base.files import read_file
 _UNITS = json.loads(Path(__file__).with_name("units.json").read_text("utf-8"))
 # {unit of a key: (dimension, SI units in it)}
 UNITS: Mapping[str, tuple[str, float]] = {k: tuple(unit) for k, unit in _UNITS["keys"].items()}
+REPORT_UNITS: Mapping[str, tuple[float, str]] = _UNITS["reports"]  # {unit: (factor, shown unit)}
 # for each dimension, the units that may follow a number in text, with their SI factors
 UNITS_BY_DIMENSION: Mapping[str, Mapping[str, float]] = _UNITS["texts"]
 _BITS = re.compile("([kMGTP]?)(?:b|bit|bits)(?:/s|ps)")

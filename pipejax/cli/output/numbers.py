@@ -2,7 +2,7 @@
 
 import math
 
-from pipejax.base.data_files import time_unit
+from pipejax.base.data_files import REPORT_UNITS, time_unit
 
 ROUNDING = 1e-12  # smaller ratios count as 0
 MAX_WRITTEN_OUT = 1e9  # larger numbers are written with an exponent
@@ -32,18 +32,11 @@ def gigabytes(value: float) -> str:
     return f"{digits(value / 1e9)} GB"
 
 
-UNITS = {
-    "B/s": (1e9, "GB/s"),
-    "FLOP/s": (1e12, "TFLOP/s"),
-    "USD/token": (1e-6, "USD per million tokens"),
-}
-
-
 def quantity(value: float, unit: str) -> str:
     """Format a number of an SI unit with a prefix that suits it."""
     if format := {"s": seconds, "B": gigabytes, "1": percent}.get(unit):
         return format(value)
-    factor, name = UNITS.get(unit, (1.0, unit))
+    factor, name = REPORT_UNITS.get(unit, (1.0, unit))
     return f"{digits(value / factor)} {name}".rstrip()
 
 
