@@ -21,6 +21,7 @@ from legal_sizes import build
 from sweep_cases import GRID, TOML, declare, refused, write_grid
 
 import pipejax as pj
+from pipejax.analysis.step.outputs import OUTPUTS, SWEPT, StepOutput
 from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.base.files import DRAFT, locked
 from pipejax.cli.app import run
@@ -201,6 +202,21 @@ def test_outputs_of_a_step_are_those_of_a_report(tmp_path):
     np.testing.assert_allclose(data.cost_per_step, 4 * data.step_time * np.array(prices))
     with pytest.raises(ValueError, match="cost_per_step needs price, which a system lacks"):
         run_sweep(read_sweep(grid), tmp_path / "no.nc")
+
+
+def test_an_output_may_follow_from_shares_of_the_critical_path(monkeypatch, tmp_path):
+    names = ["compute.peak", "network.bandwidth"]
+    columns = [RESOURCES.index(name) for name in names]
+    output = StepOutput("1", "share", lambda steps: steps.share[:, columns].sum(axis=1))
+    for outputs in (OUTPUTS, SWEPT):
+        monkeypatch.setitem(outputs, "part", output._replace(needs_paths=True))
+    grid = {**GRID, "workers": 2, "microbatch_size": 1, "schedules": "gpipe"}
+    shares, part = (
+        run_sweep({**grid, "outputs": [name]}, tmp_path / name)[name] for name in ("share", "part")
+    )
+    expected = shares.sel(resource=names).sum("resource")
+    np.testing.assert_allclose(part, expected, rtol=1e-5)
+    assert float(part.min()) > 0
 
 
 def test_float32_is_close(tmp_path):

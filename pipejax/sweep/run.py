@@ -276,7 +276,7 @@ def _run_program(
     program = by_microbatch(program) if job.slowed.differ else program
     size = _num_systems(priced.systems)
     share: NumpyArray | None = None
-    if any(SWEPT[name].resources for name in sweep.outputs):
+    if any(SWEPT[name].resources or SWEPT[name].needs_paths for name in sweep.outputs):
         steps, shares = resource_shares(program, priced, slowed=job.slowed)
         times, share = np.asarray(steps), np.asarray(shares)
     else:

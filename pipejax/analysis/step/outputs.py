@@ -43,6 +43,7 @@ class StepOutput(NamedTuple):
     more_is_better: bool = False
     needs: str = ""  # field of `System`; systems with 0 there lack the output
     in_report: bool = True  # whether `evaluate` and `compare` have `values`, not only sweeps
+    needs_paths: bool = False  # whether `values` uses `share` to compute a number
     dtype: str = ""  # data type in a dataset; "" for that of the sweep
     resources: str = ""  # "index" for an index in `RESOURCES`, "dimension" for a value of each
 
