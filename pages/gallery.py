@@ -171,7 +171,7 @@ def _section(schedule: Shown, live: str, *, whole: bool) -> Iterator[str]:
             source = _linked(form.source)
             seconds = f", `{form.idle[0]}` s with {form.idle_assumes}" if form.idle else ""
             facts["published"] = f"{quantity} `{ratio[0]}` with {form.assumes}{seconds} ({source})"
-    facts |= _options(schedule.builder)
+    facts |= option_meanings(schedule.builder)
     yield "\n".join(f"- **{name}**: {text}" for name, text in facts.items() if text)
     yield f"```sh\n{command(schedule)}\n```"
 
@@ -214,11 +214,13 @@ def _exact(schedule: Shown) -> str:
     return f"{largest}{listed}{more}, at P = {WORKERS} and {where}{planned}"
 
 
-def _options(builder: Builder) -> dict[str, str]:
+def option_meanings(builder: Builder) -> dict[str, str]:
     """Describe the options of a schedule, from its docstring."""
     text = inspect.getdoc(inspect.unwrap(builder.function)) or ""  # the registry checks arguments
     entries = re.findall(r"^  (\w+): (.*(?:\n {4}.*)*)", text.partition("Options:\n")[2], re.M)
     about = {name: " ".join(lines.split()) for name, lines in entries}
+    if missing := [name for name in builder.options if name not in about]:
+        raise LookupError(f"{builder.function.__name__}: its docstring has no option {missing[0]}")
     return {f"`{name}`": about[name] for name in builder.options}
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from legal_sizes import SLICED, is_legal
 
 import pipejax as pj
+from pages.gallery import option_meanings
 from pipejax.analysis.comparison import closed_form
 from pipejax.base import longest_path
 from pipejax.base.longest_path import CycleError, run_edges, topological_order
@@ -163,6 +164,7 @@ def test_every_builder_names_its_source_and_is_found():
     for name, builder in [*REGISTRY.items(), *EXTENDED.items()]:
         assert "arXiv" in builder.source or (name in EXTENDED and "Megatron" in builder.source)
         assert builder.summary
+        assert len(option_meanings(builder)) == len(builder.options)
         assert pj.schedules.named(name.upper()) == name
         assert name in pj.schedules.names()
         with pytest.raises(ValueError, match="num_workers must be a whole number of at least 1"):
