@@ -12,6 +12,7 @@ from legal_sizes import build
 import pipejax as pj
 from pipejax.analysis.comparison import row_exchanges, table_difference
 from pipejax.analysis.runs.timeline import arrows, bars
+from pipejax.analysis.step.outputs import RUN_OUTPUTS
 from pipejax.schedules.cells.ops import Phase
 from pipejax.schedules.table.links import LINKS, Links
 
@@ -129,7 +130,8 @@ def test_rows_are_sorted_against_the_best_in_one_unit_of_memory(answer, call, mo
     assert rows["1f1b"]["above_best"] == pytest.approx(rows["1f1b"]["makespan"] / 55 - 1)
     _, out, _ = call(*options)
     table = [line.split("│") for line in out.splitlines() if line[:1] == "│"]
-    assert {len(line) for line in table} == {7}  # one table, without sizes
+    outputs = [output for output in RUN_OUTPUTS.values() if output.column]
+    assert {len(line) for line in table} == {7 + len(outputs)}  # one table, without sizes
     assert [line[1].strip() for line in table] == sorted(rows, key=lambda n: rows[n]["makespan"])
     assert table[0][3].strip() == "0 %"
     assert out.startswith("zb-h1 is fastest: 55 s; next is interleaved-1f1b, ")

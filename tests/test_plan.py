@@ -13,14 +13,13 @@ from hypothesis import assume, given
 
 import pipejax as pj
 from pipejax.analysis.step.validation import StepTimes
-from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.base.checks import as_tuple
 from pipejax.cli.options.line import command_line, config_text
 from pipejax.cli.options.scenario import scenario_options
 from pipejax.costs.measured.rows_file import read_rows
 from pipejax.costs.model.launchers import LAUNCHERS
 from pipejax.costs.model.workload_fields import RECOMPUTE
-from pipejax.costs.system.parts import system_number
+from pipejax.costs.system.parts import RESOURCES, system_number
 from pipejax.schedules.table.held_activations import held_counts
 from pipejax.search.calibration.calibrate import _names
 from pipejax.sweep.plan import programs

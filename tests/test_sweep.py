@@ -22,9 +22,9 @@ from sweep_cases import GRID, TOML, declare, refused, write_grid
 
 import pipejax as pj
 from pipejax.analysis.step.outputs import OUTPUTS, SWEPT, StepOutput
-from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.base.files import DRAFT, locked
 from pipejax.cli.app import run
+from pipejax.costs.system.parts import RESOURCES
 from pipejax.sweep import STATUS, read_sweep, run_sweep
 from pipejax.sweep.declaration import read_system_axes
 from pipejax.sweep.results import read_results

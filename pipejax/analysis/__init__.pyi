@@ -49,9 +49,9 @@ from pipejax.analysis.uncertainty.jitter import (
 )
 from pipejax.analysis.uncertainty.sensitivity import (
     PARAMETERS as PARAMETERS,
-    RESOURCES as RESOURCES,
     swings as swings,
 )
+from pipejax.costs.system.parts import RESOURCES as RESOURCES
 from pipejax.engine.periodic_makespan import extrapolated_makespans as extrapolated_makespans
 from pipejax.engine.recurrence import (
     critical_path as critical_path,

@@ -21,7 +21,6 @@ import xarray as xr
 import zarr
 
 from pipejax.analysis.step.outputs import SWEPT, StepOutput
-from pipejax.analysis.uncertainty.sensitivity import RESOURCES
 from pipejax.base.array_types import NumpyArray
 from pipejax.base.files import (
     ATTRIBUTES,
@@ -35,6 +34,7 @@ from pipejax.base.files import (
     provenance,
     refuse_existing,
 )
+from pipejax.costs.system.parts import RESOURCES
 from pipejax.sweep.declaration import Sweep, label
 
 STATUS = ("not evaluated", "feasible", "out of memory", "illegal")

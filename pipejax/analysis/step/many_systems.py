@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pipejax.analysis.uncertainty.sensitivity import POWER
 from pipejax.base.array_types import Float, Int, NumpyArray
 from pipejax.base.many_numbers import Many, many_values, to_many
 from pipejax.base.ties import row_classes
@@ -19,7 +18,7 @@ from pipejax.costs.costs import MESSAGE_FIELDS, Costs, unchecked_costs
 from pipejax.costs.scaling import ON_WORKERS, op_factors
 from pipejax.costs.stage.stage_costs import work_costs
 from pipejax.costs.stage.stage_work import StageWork
-from pipejax.costs.system.parts import FIELDS
+from pipejax.costs.system.parts import FIELDS, POWER
 from pipejax.costs.system.system import System
 from pipejax.engine.batched.makespans import Makespans, makespans_and_grad
 from pipejax.engine.batched.pricing import Rows

@@ -24,7 +24,7 @@ from pipejax.costs.precision import check_finite
 from pipejax.costs.scaling import scaled_costs
 from pipejax.costs.stage.slices import check_whole
 from pipejax.costs.stage.stage_costs import check_machine, costs_of_shape
-from pipejax.costs.system.parts import FIELDS, SECTIONS
+from pipejax.costs.system.parts import FIELDS, POWER, RESOURCES
 from pipejax.costs.system.system import Number, System
 from pipejax.engine.batched.makespans import makespans, makespans_and_grad
 from pipejax.engine.batched.pricing import path_slopes, priced_on_host, programs_of_batch
@@ -34,15 +34,6 @@ from pipejax.engine.pricing import lower_and_price
 from pipejax.schedules.table.links import Links
 from pipejax.schedules.table.table import ScheduleTable
 
-# the time that a resource takes is proportional to this power of its parameter
-POWERS: Mapping[str, int] = {"s": 1, "FLOP/s": -1, "B/s": -1}
-POWER: Mapping[str, int] = {
-    f"{section}.{name}": POWERS[field.dimension]
-    for section, fields in SECTIONS.items()
-    for name, field in fields.items()
-    if field.dimension in POWERS
-}
-RESOURCES = tuple(POWER)
 EFFICIENCIES = tuple(name for name in FIELDS if name.endswith("efficiency"))
 # numbers that every model has; other fields are static, or belong to some kinds of layers only
 MODEL_PARAMETERS = tuple(part.name for part in dataclasses.fields(Model) if part.type == Number)

@@ -304,6 +304,15 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     for name, field in fields.items()
     if field.target
 }
+# the time that a resource takes is proportional to this power of its parameter
+POWERS: Mapping[str, int] = {"s": 1, "FLOP/s": -1, "B/s": -1}
+POWER: Mapping[str, int] = {
+    f"{section}.{name}": POWERS[field.dimension]
+    for section, fields in SECTIONS.items()
+    for name, field in fields.items()
+    if field.dimension in POWERS
+}
+RESOURCES = tuple(POWER)
 RECORDS: Mapping[str, type] = {
     **dict.fromkeys(("node", "network", "host_link"), Link),
     "collectives": Collectives,

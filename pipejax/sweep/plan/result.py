@@ -12,7 +12,6 @@ import numpy as np
 
 from pipejax.analysis.scenario import Scenario
 from pipejax.analysis.step.evidence import Evidence
-from pipejax.analysis.uncertainty.sensitivity import POWER, RESOURCES
 from pipejax.base.array_types import Bool, Float, NumpyArray
 from pipejax.base.data_files import load_json
 from pipejax.base.display import short_repr, with_short_repr
@@ -27,7 +26,7 @@ from pipejax.costs.model.stack import AS_THE_SYSTEM, Stack, load_stack
 from pipejax.costs.model.workload import Workload
 from pipejax.costs.sources import ModelCosts
 from pipejax.costs.stage.stage_work import memory_bytes
-from pipejax.costs.system.parts import FIELDS, system_number
+from pipejax.costs.system.parts import FIELDS, POWER, RESOURCES, system_number
 from pipejax.costs.system.system import System
 from pipejax.engine.lowering.program import makespan_on_host
 from pipejax.engine.pricing import lower_and_price
