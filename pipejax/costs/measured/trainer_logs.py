@@ -20,6 +20,8 @@ from pipejax.base.progress import Notice
 from pipejax.costs.model.model import Model
 from pipejax.costs.system.system import read_named
 
+# as torchtitan of 2024 prints it: device mesh with ['pp', 'tp'], [4, 8]
+_MESH = re.compile(r"device mesh with \[([^\]]+)\], \[([^\]]+)\]")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # a number with its unit, as any language writes it; then the numbers that the reader accepts
 _NUMBER = (
@@ -254,6 +256,7 @@ class TrainerLog(NamedTuple):
             for line, read in zip(lines, quantities, strict=True)
             if not read or read is iterations[0]
         )
+        text = _MESH.sub(_mesh_as_settings, text)
         marks = {**_DATA["facts"], **trainer.facts}
         sizes = {name: trainer.find_numbers(mark, text) for name, mark in marks.items()}
         # some programs print the time of the whole run, perhaps repeated in a block of metrics
@@ -396,6 +399,12 @@ class TrainerLog(NamedTuple):
         if has_exact and not is_rounded:
             check_columns(self.path, {"global_batch": f"{batch:g}"}, columns)
         return nearest if is_rounded else round(batch)
+
+
+def _mesh_as_settings(mesh: re.Match[str]) -> str:
+    """Write the degrees of a mesh as "pp=4, tp=8,"."""
+    names, sizes = (re.findall(r"\w+", part) for part in mesh.groups())
+    return " ".join(f"{name}={size}," for name, size in zip(names, sizes, strict=False))
 
 
 def find_settings(path: str | Path, text: str) -> tuple[dict[str, tuple[str, str]], list[str]]:
