@@ -12,8 +12,7 @@ ABOUT = """\
 This page compares predicted step times and memory with published measurements. `make fidelity`
 writes the page and its figure. The tables of measured runs have their sources and assumptions in
 [`pipejax/costs/data/measured`](../pipejax/costs/data/measured/README.md). An error is predicted /
-measured - 1, and *bias* is the mean error. *Mean*, *median*, *90 % within* and *largest* are those
-of absolute errors.
+measured - 1. *Bias* is the mean error; all other columns are of absolute errors.
 """
 EXPECTED = """\
 ## What to expect of other runs
