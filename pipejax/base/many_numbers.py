@@ -19,6 +19,7 @@ from pipejax.base.array_types import Int, NumpyArray
 NO_SLOPES: Mapping[str, NumpyArray] = MappingProxyType({})
 Slopes = Mapping[str, NumpyArray]
 Function = Callable[[Any, Any], Any]
+_ONE = 1.0  # this derivative multiplies nothing
 
 
 def _operation(function: Function, slope_rule: Any = None) -> Callable[[Any, Any], "Many"]:
@@ -75,8 +76,8 @@ class Many:
         key = key if isinstance(key, tuple) else (key,)
         return _map_linear(self, lambda array, batch_axes: array[(*batch_axes, *key)])
 
-    __add__ = __radd__ = _operation(operator.add, lambda a, b, c: (1.0, 1.0))
-    __sub__ = _operation(operator.sub, lambda a, b, c: (1.0, -1.0))
+    __add__ = __radd__ = _operation(operator.add, lambda a, b, c: (_ONE, _ONE))
+    __sub__ = _operation(operator.sub, lambda a, b, c: (_ONE, -1.0))
     __rsub__ = _reflected(__sub__)
     __mul__ = __rmul__ = _operation(operator.mul, lambda a, b, c: (b, a))
     __truediv__ = _operation(operator.truediv, lambda a, b, c: (1 / b, -c / b))
@@ -205,7 +206,8 @@ def _binary(
         # (batch, ...) to (batch, 1, ...): slopes have an axis for the numbers of an input
         factor = partial[:, None] if np.ndim(partial) else partial
         for name, slope in operand.slopes.items():
-            term = factor * _pad_axes(slope, 2, ndim)
+            term = _pad_axes(slope, 2, ndim)
+            term = term if factor is _ONE else factor * term
             slopes[name] = slopes[name] + term if name in slopes else term
     for name, slope in slopes.items():
         if slope.shape[2:] != result.shape[1:]:
