@@ -233,6 +233,8 @@ def _message(error: CycloptsError, command: str) -> str:
         for other in (option.swapcase(), f"{option}s"):  # -s or --schedule, -S or --schedules
             if other in names:
                 return f"unknown option: {option}; did you mean {other}?"
+        if command == "show" and option in ("--figure", "--plot"):  # its file is the picture
+            return f"unknown option: {option}; did you mean --out?"
         if option in map(flag, CATALOGUE):
             return f"{command} has no option {option}, which other commands have"
     text = str(error).removesuffix(".").replace(". Did you mean", "; did you mean")
