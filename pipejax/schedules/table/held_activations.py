@@ -387,7 +387,8 @@ def held_counts(table: ScheduleTable) -> HeldCounts:
 def _find_peak_times(counts: Int[NumpyArray, "columns times"]) -> Int[NumpyArray, "peaks columns"]:
     """Return activation counts at all times that no other time dominates; a peak is among them."""
     # A time dominates another if it holds at least as much of everything. Most times are dominated
-    # by the next, or the next but one, so these go first; the others are compared pairwise.
+    # by the next, or the next but one, so these go first. Of the others, no time dominates the one
+    # that holds most in all: it is kept, the times that it dominates go, and so on.
     for distance in (1, 2):
         later = np.zeros_like(counts)
         later[:, :-distance] = counts[:, distance:]
@@ -397,7 +398,8 @@ def _find_peak_times(counts: Int[NumpyArray, "columns times"]) -> Int[NumpyArray
     rows = rows[[*{row.tobytes(): k for k, row in enumerate(rows)}.values()]]
     if len(rows) == 0:  # the worker holds nothing at all
         return np.zeros((1, len(counts)), counts.dtype)
-    dominates = np.ones((len(rows), len(rows)), bool)
-    for column in rows.T:
-        dominates &= column[:, None] >= column
-    return rows[dominates.sum(axis=0) == 1]  # only by themselves
+    left, peaks = np.argsort(-rows.sum(axis=1), kind="stable"), []
+    while len(left):
+        peaks.append(left[0])
+        left = left[(rows[left] > rows[left[0]]).any(axis=1)]
+    return rows[np.sort(peaks)]
