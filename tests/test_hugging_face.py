@@ -100,10 +100,9 @@ def test_heads_of_keys_are_stated_where_the_default_is_another(config, tmp_path,
     assert model_of_config(null)[0]["kv_heads"] == config["num_attention_heads"]
 
 
-# parameters, counted by hand, and the published number
+# parameters, counted by hand or published to the digit, and the published number
 COUNTED = {
-    # 16 experts and a shared one in all layers; its norm of queries and keys has no parameters.
-    # Published: 109e9 with the part for pictures.
+    # a norm of queries and keys without parameters; published: 109e9 with the part for pictures
     "llama-4-scout": (
         {
             **{"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4"},
@@ -113,7 +112,6 @@ COUNTED = {
         + (2 * 202048 * 5120 + 5120),
         107.77e9,
     ),
-    # published to the digit
     "mistral-7b": (SMALL["mistral"], 7241732096, 7241732096),
     "llama-3.1-8b": (CONFIGS["llama-3.1-8b"], 8030261248, 8030261248),
     "qwen2.5-7b": (CONFIGS["qwen2.5-7b"], 7615616512, 7615616512),

@@ -211,11 +211,9 @@ def test_an_output_may_follow_from_shares_of_the_critical_path(monkeypatch, tmp_
     for outputs in (OUTPUTS, SWEPT):
         monkeypatch.setitem(outputs, "part", output._replace(needs_paths=True))
     grid = {**GRID, "workers": 2, "microbatch_size": 1, "schedules": "gpipe"}
-    shares, part = (
-        run_sweep({**grid, "outputs": [name]}, tmp_path / name)[name] for name in ("share", "part")
-    )
-    expected = shares.sel(resource=names).sum("resource")
-    np.testing.assert_allclose(part, expected, rtol=1e-5)
+    keys = "share", "part"
+    shares, part = (run_sweep({**grid, "outputs": [key]}, tmp_path / key)[key] for key in keys)
+    np.testing.assert_allclose(part, shares.sel(resource=names).sum("resource"), rtol=1e-5)
     assert float(part.min()) > 0
 
 

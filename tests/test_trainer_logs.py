@@ -452,16 +452,13 @@ def test_uneven_counts_of_sequences_give_no_batch(counts, tmp_path, answer):
         read_log(tmp_path / "b.log", lines, COLUMNS, answer)
 
 
-@with_cases("sequences is_read", (16, True), (32, False), (1, False), (15, False))
-def test_tokens_of_a_step_are_those_that_the_log_counts(sequences, is_read, tmp_path, answer):
+@pytest.mark.parametrize("sequences", [32, 1, 15])
+def test_tokens_of_a_step_are_those_that_the_log_counts(sequences, tmp_path, answer):
     form = "step={0},tgs (tokens/gpu/second)=2048.0,num_consumed_tokens={1}"
     lines = "\n".join(form.format(k, 16 * 8192 * k) for k in (3, 4, 6))
-    arguments = tmp_path / "a.log", lines, f"{COLUMNS},global_batch={sequences}", answer
-    if is_read:
-        assert read_log(*arguments)[:2] == (8.0, 16)
-    else:
-        with pytest.raises(AssertionError, match=rf"131,072 tokens a step: .*{sequences} x 8192"):
-            read_log(*arguments)
+    assert read_log(tmp_path / "a.log", lines, COLUMNS + BATCH, answer)[:2] == (8.0, 16)
+    with pytest.raises(AssertionError, match=rf"131,072 tokens a step: .*{sequences} x 8192"):
+        read_log(tmp_path / "b.log", lines, f"{COLUMNS},global_batch={sequences}", answer)
 
 
 # 1.02K stands for 1,015 to 1,025

@@ -398,8 +398,8 @@ def _find_peak_times(counts: Int[NumpyArray, "columns times"]) -> Int[NumpyArray
     rows = rows[[*{row.tobytes(): k for k, row in enumerate(rows)}.values()]]
     if len(rows) == 0:  # the worker holds nothing at all
         return np.zeros((1, len(counts)), counts.dtype)
-    left, peaks = np.argsort(-rows.sum(axis=1), kind="stable"), []
-    while len(left):
-        peaks.append(left[0])
-        left = left[(rows[left] > rows[left[0]]).any(axis=1)]
+    times, peaks = np.argsort(-rows.sum(axis=1), kind="stable"), []
+    while len(times):
+        peaks.append(times[0])
+        times = times[(rows[times] > rows[times[0]]).any(axis=1)]
     return rows[np.sort(peaks)]
